@@ -1,0 +1,122 @@
+"""Shared by every process: the server's configuration, one frozen dataclass whose fields are the flags.
+
+`launch.py` parses it, fills what was left to us (None) once, and hands the same JSON to every process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEDULE_POLICIES = ("fcfs", "lpm")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class ConfigError(Exception):
+    """A flag's value cannot be served; the sentence names the flag and what would do."""
+
+
+def flag(default: Any, help: str, *, choices: Sequence[Any] = (), aliases: Sequence[str] = ()) -> Any:
+    return field(default=default, metadata={"help": help, "choices": tuple(choices), "aliases": tuple(aliases)})
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    model_path: str | None = flag(
+        None, "folder in Hugging Face's layout, .gguf file or hub id; without it a small chat model is fetched once"
+    )
+    tokenizer_path: str | None = flag(None, "folder with tokenizer.json, if not the model's own")
+    served_model_name: str | None = flag(None, "the name clients use; the model path's last part if unset")
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(30000, "port to listen on")
+    device: str = flag("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    dtype: str = flag("auto", "of weights and K/V; auto takes what the device computes fastest", choices=DTYPES)
+    load_format: str = flag("auto", "of the weights; dummy draws them at random", choices=LOAD_FORMATS)
+    context_length: int | None = flag(None, "most tokens of prompt and output; the model's own limit if unset")
+    mem_fraction_static: float | None = flag(None, "share of the device's memory for weights and KV cache")
+    max_total_tokens: int | None = flag(None, "most tokens in the KV cache, below what the memory would hold")
+    max_running_requests: int | None = flag(None, "most requests that generate at the same time")
+    max_queued_requests: int | None = flag(None, "most requests that wait; one more is answered with 503")
+    chunked_prefill_size: int | None = flag(None, "most tokens computed in one step; longer prompts go in chunks")
+    page_size: int = flag(1, "tokens per page of the KV cache; prefixes are shared page by page")
+    schedule_policy: str = flag("fcfs", "order of the waiting queue", choices=SCHEDULE_POLICIES)
+    disable_radix_cache: bool = flag(False, "forget the K/V of finished requests")
+    disable_overlap_schedule: bool = flag(False, "plan a step only after the last one's tokens are known")
+    tp_size: int = flag(1, "GPUs (or CPU processes) that share each layer's weights", aliases=("--tp",))
+    random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
+    api_key: str | None = flag(None, "clients must send it as a bearer token")
+    chat_template: str | None = flag(None, "file with a Jinja chat template, if not the model's own")
+    log_level: str = flag("info", "least severe level that is logged", choices=LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("context_length", 2),
+            ("max_total_tokens", 1),
+            ("max_running_requests", 1),
+            ("max_queued_requests", 0),
+            ("chunked_prefill_size", 1),
+            ("page_size", 1),
+            ("tp_size", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{flag_name(name)} must be at least {least}, not {value}")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be between 0 and 65535, not {self.port}")
+        if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
+            raise ConfigError(f"--mem-fraction-static must lie between 0 and 1, not {self.mem_fraction_static}")
+        if self.random_seed is not None and not 0 <= self.random_seed < 2**63:
+            raise ConfigError(f"--random-seed must be at least 0 and below 2**63, not {self.random_seed}")
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServerConfig:
+        return cls(**json.loads(text))
+
+    def digest(self) -> str:
+        """Equal on ranks that must decide alike. The API key stays out: logs may show the digest."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "api_key"}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
+    """Exits with argparse's usage message on an unknown flag; raises ConfigError for a value out of range."""
+    parser = argparse.ArgumentParser(prog="launch", description="Serves a language model over HTTP.")
+    hints = typing.get_type_hints(ServerConfig)
+    for spec in dataclasses.fields(ServerConfig):
+        names = [flag_name(spec.name), *spec.metadata["aliases"]]
+        default = "" if spec.default is None or isinstance(spec.default, bool) else f" (default: {spec.default})"
+        options: dict[str, Any] = {"dest": spec.name, "help": spec.metadata["help"] + default, "default": spec.default}
+        kind = _value_type(hints[spec.name])
+        if kind is bool:
+            options["action"] = "store_true"
+        else:
+            options["type"] = kind
+            options["metavar"] = kind.__name__.upper()
+            if spec.metadata["choices"]:
+                options["choices"] = spec.metadata["choices"]
+                del options["metavar"]
+        parser.add_argument(*names, **options)
+    return ServerConfig(**vars(parser.parse_args(argv)))
+
+
+def _value_type(hint: Any) -> type:
+    """The type of a flag's value: `int` for both `int` and `int | None`."""
+    if isinstance(hint, types.UnionType):
+        return next(member for member in typing.get_args(hint) if member is not types.NoneType)
+    return hint

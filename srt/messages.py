@@ -1,0 +1,161 @@
+"""Shared by every process: the messages that cross between them, and nothing else.
+
+One union per arrow of the house: frontend -> leader (`InboxItem`), leader -> detokenizer (`TokenBatch`),
+detokenizer and leader -> frontend (`FrontendItem`). Everything is a msgspec Struct encoded as msgpack arrays; token
+ids travel as little-endian int32 bytes, because a list of Python ints costs fifty times as much to encode.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+Ids = bytes
+"""Token ids as little-endian int32 bytes."""
+
+
+def pack_ids(ids: Sequence[int]) -> Ids:
+    return array("i", ids).tobytes()
+
+
+def unpack_ids(ids: Ids) -> array:
+    unpacked = array("i")
+    unpacked.frombytes(ids)
+    return unpacked
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of what crosses a process. Array-like: fields are positional on the wire, so both ends run one version."""
+
+
+class SamplingParams(Message):
+    """How one request chooses its tokens and when it ends. Validated in the frontend; asserted nowhere."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0  # until then neither EOS nor a stop token can be sampled
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0  # 0 <= seed < 2**63; always given: the frontend draws one where the client does not
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[bytes, ...] = ()  # UTF-8
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False  # keep the matched stop string in the text
+    logprobs: int = -1  # alternatives reported beside the chosen token; -1: no logprobs at all
+
+
+# ---- frontend -> leader ---------------------------------------------------------------------------------------------
+
+
+class NewRequest(Message, tag=1):
+    rid: int  # unique in the life of a server, given by the frontend
+    ids: Ids
+    sampling: SamplingParams
+    namespace: bytes = b""  # cache_salt, extra_key, adapter: prefixes are shared within one namespace only
+    priority: int = 0
+
+
+class AbortRequest(Message, tag=2):
+    """The client left or asked for it. Unknown and finished rids are ignored: the abort may cross the last token."""
+
+    rid: int
+    message: str = "aborted"
+
+
+class FlushCache(Message, tag=3):
+    """Forget every cached prefix. Refused while requests wait or run, or once `timeout_s` has passed without a lull."""
+
+    ticket: int
+    timeout_s: float = 0.0
+
+
+InboxItem = NewRequest | AbortRequest | FlushCache
+
+
+class Inbox(Message):
+    """What one scheduler step has heard: the same bytes on every rank, in the same order."""
+
+    number: int
+    now: float  # the leader's CLOCK_MONOTONIC in seconds: the only clock below the intake
+    items: tuple[bytes, ...]  # encoded InboxItems
+
+
+# ---- leader -> detokenizer ------------------------------------------------------------------------------------------
+
+
+class Finish(Message):
+    reason: str  # "stop", "length" or "abort"
+    matched: int | bytes | None = None  # the stop token's id or the stop string that ended it
+    message: str = ""  # of an abort
+    status: int = 0  # HTTP status of an abort that is the server's doing; 0: the client's own
+    num_retractions: int = 0
+
+
+class Opening(Message):
+    """What the detokenizer must know of a request, sent with its first tokens."""
+
+    cached_tokens: int
+    stop: tuple[bytes, ...]
+    skip_special_tokens: bool
+    no_stop_trim: bool
+
+
+class TokenLogprobs(Message):
+    """One entry per token of the delta it comes with. Natural logarithms, before temperature and filters."""
+
+    chosen: tuple[float, ...]
+    top_ids: tuple[tuple[int, ...], ...]  # most likely first
+    top: tuple[tuple[float, ...], ...]
+
+
+class TokenDelta(Message):
+    """New tokens of one request. The first delta has an opening, the last a finish; one delta may be both."""
+
+    rid: int
+    ids: Ids
+    opening: Opening | None = None
+    finish: Finish | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+class TokenBatch(Message, tag=1):
+    """All that one step gave: one message a step, never one a request."""
+
+    step: int
+    deltas: tuple[TokenDelta, ...]
+
+
+# ---- detokenizer, leader -> frontend --------------------------------------------------------------------------------
+
+
+class TextDelta(Message):
+    """`text` is what the client may see now: whole characters, and no tail that may yet become a stop string."""
+
+    rid: int
+    text: str
+    ids: Ids
+    cached_tokens: int = -1  # given with a request's first delta
+    finish: Finish | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+class TextBatch(Message, tag=2):
+    step: int
+    deltas: tuple[TextDelta, ...]
+
+
+class FlushReply(Message, tag=3):
+    ticket: int
+    ok: bool
+    message: str
+
+
+FrontendItem = TextBatch | FlushReply

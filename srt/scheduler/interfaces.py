@@ -1,0 +1,62 @@
+"""L2, each rank: the seams of the scheduler. Everything it does not decide itself stands behind one of these.
+
+Each Protocol has a fake in `tests/shared/`, so that scheduler and ledger are tested without a model or a process.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from srt.messages import FlushReply, Inbox, TokenBatch
+from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
+
+
+class Executor(Protocol):
+    """The model and its K/V. Steps take effect in the order of their launch, as on one CUDA stream.
+
+    For one batch the scheduler calls forward, then sample, then result, each once; the next batch's forward may come
+    before this one's result.
+    """
+
+    def forward(self, batch: ScheduleBatch) -> Any:
+        """Launches the step and returns at once with a handle for the two calls below."""
+
+    def sample(self, launched: Any, masks: TokenMasks | None) -> None:
+        """Launches sampling of the rows that sample; their tokens enter the token table."""
+
+    def result(self, launched: Any) -> StepResult:
+        """Waits until the step's values are on the CPU."""
+
+
+class Intake(Protocol):
+    """Where inboxes come from: the leader's socket, or its broadcast."""
+
+    def next(self, wait: bool) -> Inbox:
+        """The next inbox, perhaps an empty one. With `wait` it may take its time, but comes back for a heartbeat."""
+
+
+class Outlet(Protocol):
+    """Where results go. On followers nothing leaves."""
+
+    def tokens(self, batch: TokenBatch) -> None: ...
+
+    def reply(self, message: FlushReply) -> None: ...
+
+
+class Grammars(Protocol):
+    """State of every constrained request, keyed by rid."""
+
+    def masks(self, rids: list[int | None]) -> TokenMasks | None:
+        """The masks for a batch, given the rid of each row (None where the row does not sample)."""
+
+    def accept(self, rid: int, token: int) -> bool:
+        """Advances by one committed token; True once the grammar can only end here."""
+
+    def drop(self, rid: int) -> None:
+        """The request is gone. Unknown rids are ignored."""
+
+
+class Consensus(Protocol):
+    """Writes what this rank decided to the board, before the step's first collective."""
+
+    def step(self, inbox: Inbox, batch: ScheduleBatch | None) -> None: ...

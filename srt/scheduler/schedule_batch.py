@@ -1,0 +1,73 @@
+"""L2 to L4, each rank: the immutable plan of one step, and what came of it. Numpy only.
+
+The scheduler writes a `ScheduleBatch` from the ledger alone: rows, slots and lengths, never a token it does not have
+yet. The executor keeps three tables of its own, indexed by row: slots `[rows, context]`, tokens `[rows, context]` and the
+sampling parameters; a plan carries only what changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from srt.messages import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRow:
+    """A row that got a new tenant: the executor writes its tokens and parameters before the step's rows run."""
+
+    row: int
+    tokens: np.ndarray  # int32, all known tokens: the prompt, and after a retraction the output so far
+    prompt_len: int  # tokens[prompt_len:] and all that is sampled later are output (penalties count them)
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]  # EOS included unless ignored: what min_new_tokens forbids
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleBatch:
+    """One forward over B rows, decode rows first. All arrays are int32 of length B unless a shape is given.
+
+    Row i computes positions `start[i] .. start[i] + length[i] - 1` of table row `row[i]`; their K/V go to the slots that the
+    slot table has for these positions once this plan's `slots` are in it, and they attend to every position before.
+    Logits are wanted for positions `first_logit[i] .. start[i] + length[i] - 1` (none for a prompt chunk that is not the
+    last). Where `samples[i]`, the token sampled at the last position is written to the token table behind it.
+    """
+
+    step: int
+    opened: tuple[OpenedRow, ...]
+    num_decode: int  # rows [0, num_decode) compute one token each
+    row: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    first_logit: np.ndarray
+    samples: np.ndarray  # bool
+    table_start: np.ndarray  # `slots` holds, row after row, the slot table's entries [table_start, start + length)
+    slots: np.ndarray  # int32 [sum(start + length - table_start)]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.length.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens a grammar allows. Bit t of row i's mask is set where token t is allowed (word t // 32, bit t % 32)."""
+
+    batch_rows: np.ndarray  # int32 [M], indices into the plan's rows
+    bits: np.ndarray  # int32 [M, ceil(vocab / 32)]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The values of one step, on the CPU. S = number of sampling rows, in the plan's order."""
+
+    tokens: np.ndarray  # int32 [S]
+    logprobs: np.ndarray | None = None  # float32 [S], of the chosen tokens; None if no row asked
+    top_ids: np.ndarray | None = None  # int32 [S, K], K the largest number that a row asked for
+    top_logprobs: np.ndarray | None = None  # float32 [S, K]

@@ -1,0 +1,65 @@
+"""Shared: the two ends of a ZMQ pipe that carries msgspec messages over ipc:// in a private folder.
+
+PUSH/PULL without a high-water mark: what is admitted is bounded by the queue limit at the door, and a dropped message would
+be a lost request. The receiving end binds, so the order in which processes start does not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Addresses of one server's pipes, all in one folder of mode 0700 that launch makes and removes."""
+
+    folder: str
+
+    @property
+    def leader(self) -> str:
+        return f"ipc://{self.folder}/leader"
+
+    @property
+    def detokenizer(self) -> str:
+        return f"ipc://{self.folder}/detokenizer"
+
+    @property
+    def frontend(self) -> str:
+        return f"ipc://{self.folder}/frontend"
+
+    @property
+    def board(self) -> str:
+        """Path of the file behind the shared-memory board."""
+        return f"{self.folder}/board"
+
+
+def push(address: str, context: zmq.Context) -> zmq.Socket:
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(address)
+    return socket
+
+
+def pull(address: str, context: zmq.Context) -> zmq.Socket:
+    """`context` may be a zmq.asyncio one."""
+    socket = context.socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(address)
+    return socket
+
+
+class Sender:
+    """Encodes and sends; never blocks, since nothing bounds the pipe."""
+
+    def __init__(self, address: str, context: zmq.Context) -> None:
+        self._socket = push(address, context)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: Any) -> None:
+        self._socket.send(self._encoder.encode(message), copy=True)
