@@ -87,7 +87,9 @@ class Board:
                 time.sleep(0.0001)
         gauges = dict(zip(GAUGES, _GAUGES.unpack_from(raw, _HEAD_SIZE), strict=True))
         ring = _HEAD_SIZE + _GAUGES_SIZE
-        recent = sorted(entry for entry in (_STEP.unpack_from(raw, ring + i * _STEP.size) for i in range(RING)) if entry[0])
+        recent = sorted(
+            entry for entry in (_STEP.unpack_from(raw, ring + i * _STEP.size) for i in range(RING)) if entry[0]
+        )
         return Record(pid, Phase(phase), heartbeat, step, digest, gauges, tuple(recent))
 
     def close(self) -> None:
@@ -112,13 +114,14 @@ class RankRecord:
         self._write()
 
     def step(self, step: int, digest: int) -> None:
-        """Steps count from 1, digests are 64 bits wide."""
+        """Steps count from 1; digests are 64 bits wide."""
         self._step, self._digest = step, digest
         _STEP.pack_into(self._map, self._base + _HEAD_SIZE + _GAUGES_SIZE + step % RING * _STEP.size, step, digest)
         self._write()
 
-    def gauges(self, values: dict[str, int]) -> None:
-        self._gauges = tuple(values[name] for name in GAUGES)
+    def gauges(self, **values: int) -> None:
+        """All of GAUGES, by name."""
+        self._gauges = tuple(map(values.__getitem__, GAUGES))
         self._write()
 
     def _write(self) -> None:
@@ -126,6 +129,5 @@ class RankRecord:
         struct.pack_into("<Q", self._map, self._base, self._version)
         _GAUGES.pack_into(self._map, self._base + _HEAD_SIZE, *self._gauges)
         self._version += 1
-        _HEAD.pack_into(
-            self._map, self._base, self._version, self._pid, self._phase, time.monotonic(), self._step, self._digest
-        )
+        now = time.monotonic()
+        _HEAD.pack_into(self._map, self._base, self._version, self._pid, self._phase, now, self._step, self._digest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from srt.messages import FlushReply, Inbox, TokenBatch
+from srt.scheduler.planner import Plan
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 
 
@@ -38,7 +39,8 @@ class Intake(Protocol):
 class Outlet(Protocol):
     """Where results go. On followers nothing leaves."""
 
-    def tokens(self, batch: TokenBatch) -> None: ...
+    def tokens(self, batch: TokenBatch) -> None:
+        """What a step gave; a batch without deltas need not be sent."""
 
     def reply(self, message: FlushReply) -> None: ...
 
@@ -59,4 +61,10 @@ class Grammars(Protocol):
 class Consensus(Protocol):
     """Writes what this rank decided to the board, before the step's first collective."""
 
-    def step(self, inbox: Inbox, batch: ScheduleBatch | None) -> None: ...
+    def step(self, inbox: Inbox, plan: Plan | None) -> None: ...
+
+
+class Observer(Protocol):
+    """Shows how the ledger stands after a step."""
+
+    def step(self) -> None: ...

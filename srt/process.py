@@ -1,0 +1,197 @@
+"""Shared: how one process of the house starts another, and how each ends.
+
+A child is a fresh interpreter, `python -m srt.process <module:attr>`: the parent writes its `ChildSpec` to the child's standard
+input, the child answers once through a pipe, with what it has to say when it is ready or with the sentence that explains
+why it never will be. A child ends on SIGTERM and, through the kernel, when its parent dies; the terminal's Ctrl-C is the
+parent's business. multiprocessing would import the parent's main module again, pickle arguments and leave a tracker
+process behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from setproctitle import setproctitle
+
+from srt.config import ConfigError, ServerConfig
+from srt.model_config import ModelError
+from srt.transport import Endpoints
+
+_PR_SET_PDEATHSIG = 1
+
+Ready = Callable[[dict[str, Any]], None]
+"""Called once by a door when it can serve, with what the parent should know (JSON types)."""
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """All that a child is told. JSON on the way."""
+
+    title: str  # "scheduler 0", "detokenizer"
+    config: ServerConfig
+    endpoints: Endpoints
+    folder: str  # of config.json and tokenizer.json
+    gguf_path: str | None  # where the weights are, if not in the folder
+    rank: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ChildSpec:
+        fields = json.loads(text)
+        return cls(
+            **{**fields, "config": ServerConfig(**fields["config"]), "endpoints": Endpoints(**fields["endpoints"])}
+        )
+
+
+class StartError(Exception):
+    """A child that will not serve, with its own explanation."""
+
+
+class Child:
+    """The parent's end of a child process."""
+
+    def __init__(self, title: str, process: asyncio.subprocess.Process, ready_fd: int) -> None:
+        self.title = title
+        self._process = process
+        self._ready_fd = ready_fd
+
+    @classmethod
+    async def start(cls, door: str, spec: ChildSpec) -> Child:
+        """Must run in the main thread: the kernel's parent-death signal follows the thread that forked."""
+        read_fd, write_fd = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "srt.process", door, str(write_fd), str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE, pass_fds=(write_fd,),
+        )  # fmt: skip
+        os.close(write_fd)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(spec.to_json().encode())
+            await process.stdin.drain()
+            process.stdin.close()
+        return cls(spec.title, process, read_fd)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def ready(self) -> dict[str, Any]:
+        """What the child said when it was ready; StartError if it failed or died."""
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        pipe = os.fdopen(self._ready_fd, "rb")
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            line = await reader.readline()
+        finally:
+            transport.close()
+        if not line:
+            raise StartError(await self.obituary())
+        answer = json.loads(line)
+        if "error" in answer:
+            raise StartError(answer["error"])
+        return answer["ready"]
+
+    async def obituary(self) -> str:
+        """Waits for the end and tells how it came."""
+        code = await self._process.wait()
+        if code < 0:
+            return f"{self.title} (pid {self.pid}) was killed by {signal.Signals(-code).name}"
+        return f"{self.title} (pid {self.pid}) ended with exit code {code}"
+
+    async def stop(self, patience: float) -> None:
+        """SIGTERM, and SIGKILL after `patience` seconds."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), patience)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+class Stopped(BaseException):
+    """Raised in a child's main thread by SIGTERM; not an Exception, so that nothing swallows it."""
+
+
+def set_title(title: str) -> None:
+    setproctitle(f"lockstep: {title}")
+
+
+def configure_logging(level: str, title: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format=f"%(asctime)s %(levelname)s {title}: %(message)s", datefmt="%H:%M:%S", force=True
+    )
+
+
+def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
+    """The child's main: returns its exit code."""
+    _die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _raise_stopped)
+    spec = ChildSpec.from_json(sys.stdin.read())
+    set_title(spec.title)
+    configure_logging(spec.config.log_level, spec.title)
+    told = False
+
+    def tell(answer: dict[str, Any]) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            with os.fdopen(ready_fd, "w") as pipe, contextlib.suppress(BrokenPipeError):
+                pipe.write(json.dumps(answer) + "\n")
+
+    try:
+        module, _, attribute = door.partition(":")
+        getattr(importlib.import_module(module), attribute)(spec, lambda info: tell({"ready": info}))
+    except Stopped:
+        return 0
+    except (ConfigError, ModelError) as error:
+        tell({"error": str(error)})
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        tell({"error": f"{type(error).__name__}: {error}"})
+        return 1
+    finally:
+        if os.getppid() != parent_pid:  # nobody else is left to tidy up
+            shutil.rmtree(spec.endpoints.folder, ignore_errors=True)
+    return 0
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:  # it died before the line above
+        raise SystemExit(1)
+
+
+def _raise_stopped(signum: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped
+
+
+if __name__ == "__main__":
+    # Under -m this file is __main__; doors import srt.process, and there must be one of each class.
+    from srt.process import run_child as imported_run_child
+
+    sys.exit(imported_run_child(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

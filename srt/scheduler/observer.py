@@ -1,0 +1,35 @@
+"""L2, each rank: shows on the board how the ledger stands, so that the main process can tell without asking."""
+
+from __future__ import annotations
+
+from radix import Ledger
+from srt.board import RankRecord
+from srt.scheduler.output import Output
+from srt.scheduler.planner import Planner
+
+
+class BoardObserver:
+    def __init__(self, record: RankRecord, planner: Planner, output: Output, ledger: Ledger) -> None:
+        self._record = record
+        self._planner = planner
+        self._output = output
+        self._ledger = ledger
+
+    def step(self) -> None:
+        planner, output, ledger = self._planner, self._output, self._ledger
+        self._record.gauges(
+            running=len(planner.running),
+            waiting=len(planner.waiting),
+            waiting_tokens=sum(r.num_tokens for r in planner.waiting),
+            pool_total=ledger.capacity,
+            pool_free=ledger.free_tokens,
+            pool_cached=ledger.cached_tokens,
+            pool_locked=ledger.locked_tokens,
+            prompt_tokens_total=output.prompt_tokens,
+            cached_tokens_total=output.cached_tokens,
+            generated_tokens_total=output.generated_tokens,
+            evicted_tokens_total=ledger.evicted_total,
+            retractions_total=planner.retractions,
+            finished_total=output.finished,
+            aborted_total=output.aborted,
+        )

@@ -1,0 +1,108 @@
+"""L2, each rank: what a committed token means: does it end its request, and what leaves for the detokenizer.
+
+Stop strings are matched here, on bytes, so that every rank ends a request at the same step without a round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from srt.messages import Finish, Opening, TokenBatch, TokenDelta, TokenLogprobs
+from srt.scheduler.request import Request
+from srt.scheduler.schedule_batch import StepResult
+
+
+class Output:
+    """Owns the deltas of the step that is being committed. `token_bytes[i]` are the bytes that token i stands for."""
+
+    def __init__(self, token_bytes: Sequence[bytes], is_special: Sequence[int]) -> None:
+        self._token_bytes = token_bytes
+        self._is_special = is_special
+        self._deltas: list[TokenDelta] = []
+        self._committed = bytearray()
+        # Totals since the start. Prompt and cached tokens count once a request has its first token.
+        self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
+        self.finished = self.aborted = 0
+
+    def token(self, request: Request, token: int, result: StepResult, index: int) -> None:
+        """Appends the token; sets `request.finish` if it is the last one. `index` is its place in the result."""
+        id_bytes = token.to_bytes(4, "little", signed=True)
+        request.tokens += id_bytes
+        self._committed += id_bytes
+        self.generated_tokens += 1
+        request.finish = self._finish_of(request, token)
+        self._emit(request, id_bytes, _logprobs_of(request, result, index))
+
+    def abort(self, request: Request, message: str, status: int = 0) -> None:
+        request.finish = Finish("abort", message=message, status=status, num_retractions=request.num_retractions)
+        self._emit(request, b"", None)
+
+    def take(self, step: int) -> TokenBatch:
+        """All deltas since the last call, as one message."""
+        batch = TokenBatch(step, tuple(self._deltas))
+        self._deltas.clear()
+        return batch
+
+    def take_committed(self) -> bytes:
+        """The ids committed since the last call, for the digest."""
+        committed = bytes(self._committed)
+        self._committed.clear()
+        return committed
+
+    def _finish_of(self, request: Request, token: int) -> Finish | None:
+        sampling = request.sampling
+        matched: int | bytes | None = None
+        if sampling.stop:
+            matched = self._matched_stop(request, token)
+        if request.num_output >= sampling.min_new_tokens:
+            if token in request.stop_token_ids:
+                matched = token
+            if matched is not None:
+                return Finish("stop", matched, num_retractions=request.num_retractions)
+        if request.num_output >= sampling.max_new_tokens:
+            return Finish("length", num_retractions=request.num_retractions)
+        return None
+
+    def _matched_stop(self, request: Request, token: int) -> bytes | None:
+        """The stop string that this token completes; of several the one that begins first, then the longest."""
+        sampling = request.sampling
+        if self._is_special[token] and sampling.skip_special_tokens:
+            return None
+        tail = request.stop_tail
+        tail += self._token_bytes[token]
+        found = [(tail.find(stop), -len(stop), stop) for stop in sampling.stop if stop in tail]
+        keep = max(len(stop) for stop in sampling.stop) - 1
+        del tail[: max(0, len(tail) - keep)]
+        return min(found)[2] if found else None
+
+    def _emit(self, request: Request, ids: bytes, logprobs: TokenLogprobs | None) -> None:
+        opening = None
+        if not request.opened:
+            request.opened = True
+            sampling = request.sampling
+            cached = max(request.cached_tokens, 0)
+            opening = Opening(cached, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim)
+            self.prompt_tokens += request.prompt_len
+            self.cached_tokens += cached
+        if request.finish is not None:
+            if request.finish.reason == "abort":
+                self.aborted += 1
+            else:
+                self.finished += 1
+        self._deltas.append(TokenDelta(request.rid, ids, opening, request.finish, logprobs))
+
+
+def _logprobs_of(request: Request, result: StepResult, index: int) -> TokenLogprobs | None:
+    count = request.sampling.logprobs
+    if count < 0:
+        return None
+    chosen = (float(result.logprobs[index]),)
+    if count == 0:
+        return TokenLogprobs(chosen, ((),), ((),))
+    return TokenLogprobs(chosen, (_row(result.top_ids[index], count),), (_row(result.top_logprobs[index], count),))
+
+
+def _row(values: np.ndarray, count: int) -> tuple:
+    return tuple(values[:count].tolist())

@@ -1,0 +1,66 @@
+"""L2, each rank: one request as the scheduler sees it. Lengths are computed from few stored integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from radix import Tenancy
+from srt.messages import Finish, NewRequest, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    rid: int
+    serial: int  # order of arrival: the last word of every sort
+    namespace: bytes
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]  # the request's own, and EOS unless ignored
+    tokens: bytearray  # int32 ids of the prompt and of the committed output
+    prompt_len: int
+    planned: int = 0  # positions whose K/V is computed or launched
+    pending: int = 0  # sampled tokens that are launched but not committed
+    in_flight: int = 0  # launched batches that name this request
+    synced: int = 0  # the executor's slot table is right for positions below this
+    tenancy: Tenancy | None = None  # None while waiting
+    finish: Finish | None = None
+    cached_tokens: int = -1  # matched when first admitted; -1 before
+    num_retractions: int = 0
+    opened: bool = False  # the detokenizer has heard of it
+    stop_tail: bytearray = field(default_factory=bytearray)  # the last bytes of the text, as long as a stop string
+
+    @classmethod
+    def from_message(cls, message: NewRequest, serial: int, eos_token_ids: tuple[int, ...]) -> Request:
+        sampling = message.sampling
+        stops = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids)
+        tokens = bytearray(message.ids)
+        return cls(message.rid, serial, message.namespace, sampling, stops, tokens, len(tokens) // 4)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // 4
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens, known or in flight, whose K/V nobody has launched yet; 1 for a row that decodes."""
+        return self.num_tokens + self.pending - self.planned
+
+    @property
+    def wants_forward(self) -> bool:
+        return self.finish is None and self.num_output + self.pending < self.sampling.max_new_tokens
+
+    @property
+    def max_remaining(self) -> int:
+        """The most tokens this request may still add to the pool."""
+        return self.sampling.max_new_tokens - self.num_output
+
+    def key(self, num_tokens: int) -> bytes:
+        return bytes(self.tokens[: 4 * num_tokens])
+
+    def token_array(self) -> np.ndarray:
+        return np.frombuffer(bytes(self.tokens), np.int32)

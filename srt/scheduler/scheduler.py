@@ -1,0 +1,164 @@
+"""L2, each rank: the loop. Every rank runs exactly this, on the same inboxes, to the same decisions.
+
+Owns the life of a request between its inbox and its last token. What a step computes is the planner's, where K/V lives the
+ledger's, what a token means the output's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from radix import Ledger
+from srt.messages import AbortRequest, FlushCache, FlushReply, Inbox, InboxItem, NewRequest
+from srt.scheduler.interfaces import Consensus, Executor, Grammars, Intake, Observer, Outlet
+from srt.scheduler.output import Output
+from srt.scheduler.planner import Plan, Planner
+from srt.scheduler.request import Request
+
+
+class Launched(NamedTuple):
+    plan: Plan
+    handle: Any  # the executor's
+
+
+class Flush(NamedTuple):
+    ticket: int
+    deadline: float  # on the inboxes' clock
+
+
+class Scheduler:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        planner: Planner,
+        output: Output,
+        executor: Executor,
+        intake: Intake,
+        outlet: Outlet,
+        consensus: Consensus,
+        observer: Observer,
+        grammars: Grammars | None,
+        eos_token_ids: tuple[int, ...],
+        overlap: bool,
+    ) -> None:
+        self.stopped = False
+        self._ledger = ledger
+        self._planner = planner
+        self._output = output
+        self._executor = executor
+        self._intake = intake
+        self._outlet = outlet
+        self._consensus = consensus
+        self._observer = observer
+        self._grammars = grammars
+        self._eos_token_ids = eos_token_ids
+        self._overlap = overlap
+        self._decoder = msgspec.msgpack.Decoder(InboxItem)
+        self._requests: dict[int, Request] = {}  # by rid: all that are not released
+        self._flushes: list[Flush] = []
+        self._serial = 0
+
+    def run(self) -> None:
+        prev: Launched | None = None  # launched, its tokens not yet in the ledger
+        while not self.stopped:
+            inbox = self._intake.next(wait=prev is None and not self._requests and not self._flushes)
+            self._admit(inbox)
+            plan = self._planner.next_batch()
+            assert plan or prev or not self._requests, "requests are there, and none can move"
+            self._consensus.step(inbox, plan)
+            cur = (
+                Launched(plan, self._executor.forward(plan.batch)) if plan else None
+            )  # the device is busy from here on
+            if prev:
+                self._commit(prev)  # hidden behind cur's forward
+            if cur:
+                self._executor.sample(cur.handle, self._masks(cur))  # masks see prev's tokens
+            prev = cur
+            if prev and not self._overlap:
+                self._commit(prev)
+                prev = None
+            self._flush(inbox.now)
+            self._observer.step()  # before the tokens leave: who has an answer finds its request counted
+            self._outlet.tokens(self._output.take(inbox.number))
+
+    # ---- admit ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, inbox: Inbox) -> None:
+        for item in inbox.items:
+            match self._decoder.decode(item):
+                case NewRequest() as message:
+                    self._serial += 1
+                    request = Request.from_message(message, self._serial, self._eos_token_ids)
+                    self._requests[request.rid] = request
+                    self._planner.waiting.append(request)
+                case AbortRequest(rid=rid, message=reason):
+                    self._abort(rid, reason)
+                case FlushCache(ticket=ticket, timeout_s=timeout_s):
+                    self._flushes.append(Flush(ticket, inbox.now + timeout_s))
+
+    def _abort(self, rid: int, reason: str) -> None:
+        request = self._requests.get(rid)
+        if request is None or request.finish is not None:
+            return
+        self._output.abort(request, reason)
+        if request.tenancy is None:
+            self._planner.waiting.remove(request)
+            self._forget(request)
+        elif request.in_flight == 0:
+            self._release(request)
+
+    def _flush(self, now: float) -> None:
+        """Answers the flushes that can be answered: at once in a lull or when others are served, else by the deadline."""
+        if not self._flushes:
+            return
+        if not self._requests:
+            self._ledger.flush()
+            for flush in self._flushes:
+                self._outlet.reply(FlushReply(flush.ticket, True, "Cache flushed."))
+            self._flushes.clear()
+        elif any(r.finish is None for r in self._requests.values()):  # else the last ones are just being released
+            overdue = [flush for flush in self._flushes if flush.deadline <= now]
+            self._flushes = [flush for flush in self._flushes if flush.deadline > now]
+            for flush in overdue:
+                reason = f"Cache not flushed: {len(self._requests)} requests are waiting or running."
+                self._outlet.reply(FlushReply(flush.ticket, False, reason))
+
+    # ---- commit -----------------------------------------------------------------------------------------------------
+
+    def _masks(self, launched: Launched) -> Any:
+        if self._grammars is None:
+            return None
+        return self._grammars.masks([row.request.rid if row.samples else None for row in launched.plan.rows])
+
+    def _commit(self, launched: Launched) -> None:
+        """Enters a step's values into the ledger: tokens, finishes, prefixes to share; releases what nobody computes."""
+        result = self._executor.result(launched.handle)
+        tokens = result.tokens.tolist()
+        index = 0
+        for row in launched.plan.rows:
+            request = row.request
+            request.in_flight -= 1
+            if row.is_chunk and request.finish is None:
+                changed = self._ledger.share(request.tenancy, request.key(row.end))
+                request.synced = min(request.synced, changed)
+            if row.samples:
+                request.pending -= 1
+                if request.finish is None:
+                    self._output.token(request, tokens[index], result, index)
+                    if self._grammars is not None and request.finish is None:
+                        self._grammars.accept(request.rid, tokens[index])
+                index += 1
+            if request.finish is not None and request.in_flight == 0:
+                self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self._planner.release(request)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.rid]
+        if self._grammars is not None:
+            self._grammars.drop(request.rid)
