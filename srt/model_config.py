@@ -6,9 +6,11 @@ the same dictionaries (`srt/model_files.py`), so there is one reader of shapes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
@@ -65,4 +67,150 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: dict[str, Any], generation_config: dict[str, Any] | None = None) -> ModelConfig:
         """Raises ModelError for what we would otherwise get wrong in silence."""
-        raise NotImplementedError
+        architecture = _architecture(config)
+        if "quantization_config" in config and config["quantization_config"] is not None:
+            method = dict(config["quantization_config"]).get("quant_method", "unknown")
+            raise ModelError(
+                f"config.json: weights quantized with {method!r} are not supported; "
+                "serve the unquantized checkpoint or a GGUF file"
+            )
+        if config.get("hidden_act", "silu") != "silu":
+            raise ModelError(f"config.json: hidden_act {config['hidden_act']!r} is not supported; only silu is")
+        num_heads = _positive_int(config, "num_attention_heads")
+        num_kv_heads = _positive_int(config, "num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise ModelError(
+                f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly"
+            )
+        hidden_size = _positive_int(config, "hidden_size")
+        trained_context = _positive_int(config, "max_position_embeddings")
+        rope_theta, rope_scaling = _rope(config, trained_context)
+        attention_bias = bool(config.get("attention_bias", False))
+        generation_config = generation_config or {}
+        eos = [*_token_ids(generation_config, "eos_token_id"), *_token_ids(config, "eos_token_id")]
+        bos = [*_token_ids(generation_config, "bos_token_id"), *_token_ids(config, "bos_token_id")]
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise ModelError(f"config.json: dtype {dtype!r} is not supported; only float32, float16 and bfloat16 are")
+        return cls(
+            architecture=architecture,
+            model_type=str(config.get("model_type", "")),
+            vocab_size=_positive_int(config, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_positive_int(config, "intermediate_size"),
+            num_layers=_positive_int(config, "num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=_positive_int(config, "head_dim", hidden_size // num_heads),
+            rms_norm_eps=_positive_float(config, "rms_norm_eps", 1e-6),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
+            max_position_embeddings=_usable_context(architecture, config, trained_context, rope_scaling),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
+            output_bias=architecture != "Qwen2ForCausalLM" and attention_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            dtype=dtype,
+            bos_token_id=bos[0] if bos else None,
+            eos_token_ids=tuple(dict.fromkeys(eos)),
+        )
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures") or []
+    for name in names:
+        if name in ARCHITECTURES:
+            return name
+    found = ", ".join(map(str, names)) or f"model_type {config.get('model_type')!r} without `architectures`"
+    raise ModelError(f"config.json: {found} is not supported; supported are {', '.join(ARCHITECTURES)}")
+
+
+def _positive_int(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"config.json: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def _positive_float(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise ModelError(f"config.json: {key} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def _token_ids(config: dict[str, Any], key: str) -> list[int]:
+    value = config.get(key)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in values):
+        raise ModelError(f"{key} must be a token id or a list of token ids, not {value!r}")
+    return values
+
+
+def _rope(config: dict[str, Any], trained_context: int) -> tuple[float, RopeScaling]:
+    """Reads `rope_parameters` (theta and scaling in one object) or the older `rope_theta` beside `rope_scaling`."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise ModelError(f"config.json: rope_scaling must be an object, not {scaling!r}")
+    theta = _positive_float({**config, **scaling}, "rope_theta", 10000.0)
+    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+    if rope_type not in ROPE_TYPES:
+        raise ModelError(
+            f"config.json: rope type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}"
+        )
+    partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial is not None and partial != 1:
+        raise ModelError(f"config.json: partial_rotary_factor {partial!r} is not supported; only 1 is")
+    if rope_type == "default":
+        return theta, RopeScaling(original_max_position_embeddings=trained_context)
+    optional = {
+        key: _positive_float(scaling, key)
+        for key in (
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+        )
+        if scaling.get(key) is not None
+    }
+    if rope_type == "llama3":
+        missing = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"} - scaling.keys()
+        if missing:
+            raise ModelError(f"config.json: rope type 'llama3' lacks {', '.join(sorted(missing))}")
+    return theta, RopeScaling(
+        rope_type=rope_type,
+        factor=_positive_float(scaling, "factor"),
+        original_max_position_embeddings=_positive_int(scaling, "original_max_position_embeddings", trained_context),
+        truncate=bool(scaling.get("truncate", True)),
+        **optional,
+    )
+
+
+def _usable_context(architecture: str, config: dict[str, Any], trained_context: int, scaling: RopeScaling) -> int:
+    """The most tokens the model attends to as it was trained to.
+
+    Linear, dynamic and yarn scaling stretch the original context by their factor, whether or not
+    `max_position_embeddings` was raised with it. Within its sliding window a model attends like one without.
+    """
+    context = trained_context
+    if scaling.rope_type in ("linear", "dynamic", "yarn"):
+        context = max(context, int(scaling.original_max_position_embeddings * scaling.factor))
+    windowed = {
+        "MistralForCausalLM": config.get("sliding_window") is not None,
+        "Qwen2ForCausalLM": bool(config.get("use_sliding_window", False)),
+        "Qwen3ForCausalLM": bool(config.get("use_sliding_window", False)),
+    }
+    if not windowed.get(architecture, False):
+        return context
+    layer_types = config.get("layer_types")
+    if layer_types is not None and "sliding_attention" not in layer_types:
+        return context
+    return min(context, _positive_int(config, "sliding_window"))

@@ -1,10 +1,10 @@
 """Shared: how one process of the house starts another, and how each ends.
 
-A child is a fresh interpreter, `python -m srt.process <module:attr>`: the parent writes its `ChildSpec` to the child's standard
-input, the child answers once through a pipe, with what it has to say when it is ready or with the sentence that explains
-why it never will be. A child ends on SIGTERM and, through the kernel, when its parent dies; the terminal's Ctrl-C is the
-parent's business. multiprocessing would import the parent's main module again, pickle arguments and leave a tracker
-process behind.
+A child is a fresh interpreter, `python -m srt.process <module:attr>`: the parent writes its `ChildSpec` to the
+child's standard input, the child answers once through a pipe, with what it has to say when it is ready or with the
+sentence that explains why it never will be. A child ends on SIGTERM and, through the kernel, when its parent dies;
+the terminal's Ctrl-C is the parent's business. multiprocessing would import the parent's main module again, pickle
+arguments and leave a tracker process behind.
 """
 
 from __future__ import annotations

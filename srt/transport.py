@@ -1,7 +1,7 @@
 """Shared: the two ends of a ZMQ pipe that carries msgspec messages over ipc:// in a private folder.
 
-PUSH/PULL without a high-water mark: what is admitted is bounded by the queue limit at the door, and a dropped message would
-be a lost request. The receiving end binds, so the order in which processes start does not matter.
+PUSH/PULL without a high-water mark: what is admitted is bounded by the queue limit at the door, and a dropped message
+would be a lost request. The receiving end binds, so the order in which processes start does not matter.
 """
 
 from __future__ import annotations

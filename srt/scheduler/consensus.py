@@ -1,7 +1,7 @@
 """L2, each rank: a running digest of everything the rank decided, on the board for all to compare.
 
-The ledger is a pure function of the configuration, the ordered inboxes and the sampled tokens; so two ranks whose digests
-are equal have decided alike up to that step, and the first step at which they differ is where to look.
+The ledger is a pure function of the configuration, the ordered inboxes and the sampled tokens; so two ranks whose
+digests are equal have decided alike up to that step, and the first step at which they differ is where to look.
 """
 
 from __future__ import annotations

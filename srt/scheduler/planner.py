@@ -1,8 +1,8 @@
 """L2, each rank: decides what the next step computes. Owns the waiting queue and the running list.
 
-Everything here is arithmetic on lengths; no token's value is looked at, so a step is planned while the one before it still
-runs. Decode rows come first and always all run; prompt chunks fill the rest of the token budget, those of running
-requests before those of waiting ones.
+Everything here is arithmetic on lengths; no token's value is looked at, so a step is planned while the one before it
+still runs. Decode rows come first and always all run; prompt chunks fill the rest of the token budget, those of
+running requests before those of waiting ones.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Planner:
         return needed - ledger.available_tokens // ledger.page_size
 
     def _retract(self) -> Request:
-        """Takes the memory of the running request with the fewest outputs, the youngest of equals, and lets it wait again."""
+        """The running request with the fewest outputs, of equals the youngest, gives its memory back and waits again."""
         assert len(self.running) > 1, "the limits at the door admit nothing that does not fit alone"
         victim = min(self.running, key=lambda r: (r.num_output, -r.serial))
         self.running.remove(victim)

@@ -1,4 +1,4 @@
-"""L2, each rank: in which order the waiting requests are admitted. Each order is total: it ends in the arrival serial."""
+"""L2, each rank: in which order waiting requests are admitted. Each order is total: it ends in the arrival serial."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """L2 to L4, each rank: the immutable plan of one step, and what came of it. Numpy only.
 
 The scheduler writes a `ScheduleBatch` from the ledger alone: rows, slots and lengths, never a token it does not have
-yet. The executor keeps three tables of its own, indexed by row: slots `[rows, context]`, tokens `[rows, context]` and the
-sampling parameters; a plan carries only what changes them.
+yet. The executor keeps three tables of its own, indexed by row: slots `[rows, context]`, tokens `[rows, context]` and
+the sampling parameters; a plan carries only what changes them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class OpenedRow:
 class ScheduleBatch:
     """One forward over B rows, decode rows first. All arrays are int32 of length B unless a shape is given.
 
-    Row i computes positions `start[i] .. start[i] + length[i] - 1` of table row `row[i]`; their K/V go to the slots that the
-    slot table has for these positions once this plan's `slots` are in it, and they attend to every position before.
-    Logits are wanted for positions `first_logit[i] .. start[i] + length[i] - 1` (none for a prompt chunk that is not the
-    last). Where `samples[i]`, the token sampled at the last position is written to the token table behind it.
+    Row i computes positions `start[i] .. start[i] + length[i] - 1` of table row `row[i]`; their K/V go to the slots
+    that the slot table has for these positions once this plan's `slots` are in it, and they attend to every position
+    before. Logits are wanted for positions `first_logit[i] .. start[i] + length[i] - 1` (none for a prompt chunk that
+    is not the last). Where `samples[i]`, the token sampled at the last position is written to the token table behind
+    it.
     """
 
     step: int
@@ -57,7 +58,7 @@ class ScheduleBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens a grammar allows. Bit t of row i's mask is set where token t is allowed (word t // 32, bit t % 32)."""
+    """Which tokens a grammar allows: bit t % 32 of word t // 32 of a row is set where token t is allowed."""
 
     batch_rows: np.ndarray  # int32 [M], indices into the plan's rows
     bits: np.ndarray  # int32 [M, ceil(vocab / 32)]

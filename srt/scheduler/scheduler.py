@@ -1,7 +1,7 @@
 """L2, each rank: the loop. Every rank runs exactly this, on the same inboxes, to the same decisions.
 
-Owns the life of a request between its inbox and its last token. What a step computes is the planner's, where K/V lives the
-ledger's, what a token means the output's.
+Owns the life of a request between its inbox and its last token. What a step computes is the planner's, where K/V
+lives the ledger's, what a token means the output's.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Scheduler:
             self._release(request)
 
     def _flush(self, now: float) -> None:
-        """Answers the flushes that can be answered: at once in a lull or when others are served, else by the deadline."""
+        """Answers the flushes that can be: with yes once nothing is left, with no once their time is up."""
         if not self._flushes:
             return
         if not self._requests:
@@ -134,7 +134,7 @@ class Scheduler:
         return self._grammars.masks([row.request.rid if row.samples else None for row in launched.plan.rows])
 
     def _commit(self, launched: Launched) -> None:
-        """Enters a step's values into the ledger: tokens, finishes, prefixes to share; releases what nobody computes."""
+        """Enters a step's values into the ledger: tokens, finishes, prefixes; releases what nobody computes."""
         result = self._executor.result(launched.handle)
         tokens = result.tokens.tolist()
         index = 0
