@@ -102,7 +102,7 @@ class Planner:
         return needed - ledger.available_tokens // ledger.page_size
 
     def _retract(self) -> Request:
-        """The running request with the fewest outputs, of equals the youngest, gives its memory back and waits again."""
+        """Of the running requests with the fewest outputs the youngest gives its memory back and waits again."""
         assert len(self.running) > 1, "the limits at the door admit nothing that does not fit alone"
         victim = min(self.running, key=lambda r: (r.num_output, -r.serial))
         self.running.remove(victim)
