@@ -1,0 +1,29 @@
+"""L1, detokenizer process: its door. Receives the leader's token batches, sends the frontend their text.
+
+One message per step in, one out, in order. It has no state but that of the `Detokenizer` and no loop but this one,
+which runs until a signal or the death of its parent ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from detokenizer.detokenizer import Detokenizer
+from srt.messages import TokenBatch
+from srt.process import ChildSpec
+from srt.token_bytes import TokenBytes
+from srt.transport import Sender, pull
+
+
+def main(spec: ChildSpec, ready: Callable[[dict], None]) -> None:
+    detokenizer = Detokenizer(TokenBytes.load(spec.folder))
+    decoder = msgspec.msgpack.Decoder(TokenBatch)
+    with zmq.Context() as context:
+        inbound = pull(spec.endpoints.detokenizer, context)
+        outbound = Sender(spec.endpoints.frontend, context)
+        ready({})
+        while True:
+            outbound.send(detokenizer.decode(decoder.decode(inbound.recv())))
