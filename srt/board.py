@@ -36,9 +36,8 @@ RING = 32
 class Phase(IntEnum):
     STARTING = 0
     IDLE = 1
-    PLANNING = 2
-    WAITING_FOR_DEVICE = 3
-    STOPPED = 4
+    RUNNING = 2
+    STOPPED = 3
 
 
 _HEAD = struct.Struct("<QQQdQQ")  # version, pid, phase, heartbeat, step, digest
@@ -115,7 +114,7 @@ class RankRecord:
 
     def step(self, step: int, digest: int) -> None:
         """Steps count from 1; digests are 64 bits wide."""
-        self._step, self._digest = step, digest
+        self._phase, self._step, self._digest = Phase.RUNNING, step, digest
         _STEP.pack_into(self._map, self._base + _HEAD_SIZE + _GAUGES_SIZE + step % RING * _STEP.size, step, digest)
         self._write()
 

@@ -1,0 +1,107 @@
+"""L2, each rank: the door of a scheduler process and its composition root, the one place that sees ledger and model.
+
+`main` is what launch starts; `run` takes the maker of the executor, so that a benchmark can put a device of its own
+under the very same processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from radix import Ledger
+from srt.board import Board, Phase, RankRecord
+from srt.messages import FlushReply, TokenBatch
+from srt.process import ChildSpec, Ready
+from srt.scheduler.consensus import BoardConsensus
+from srt.scheduler.intake import LeaderIntake
+from srt.scheduler.interfaces import Executor
+from srt.scheduler.observer import BoardObserver
+from srt.scheduler.output import Output
+from srt.scheduler.planner import Planner
+from srt.scheduler.policy import ORDERS
+from srt.scheduler.scheduler import Scheduler
+from srt.token_bytes import TokenBytes
+from srt.transport import Sender
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Device:
+    """An executor that is ready, and how much it holds."""
+
+    executor: Executor
+    pool_tokens: int  # a multiple of the page size
+    eos_token_ids: tuple[int, ...]
+    memory: dict[str, Any]  # for the start-up report and /server_info; JSON types
+
+
+class ZmqOutlet:
+    """The leader's way out: tokens to the detokenizer, replies straight to the frontend."""
+
+    def __init__(self, detokenizer: Sender, frontend: Sender) -> None:
+        self._detokenizer = detokenizer
+        self._frontend = frontend
+
+    def tokens(self, batch: TokenBatch) -> None:
+        if batch.deltas:
+            self._detokenizer.send(batch)
+
+    def reply(self, message: FlushReply) -> None:
+        self._frontend.send(message)
+
+
+def main(spec: ChildSpec, ready: Ready) -> None:
+    run(spec, ready, _load_model)
+
+
+def run(spec: ChildSpec, ready: Ready, make_device: Callable[[ChildSpec], Device]) -> None:
+    """Builds this rank's engine and runs its loop until the process is stopped."""
+    config = spec.config
+    record = RankRecord(Board(spec.endpoints.board, config.tp_size), spec.rank)
+    token_bytes = TokenBytes.from_folder(spec.folder)
+    device = make_device(spec)
+    ledger = Ledger(
+        num_pages=device.pool_tokens // config.page_size,
+        page_size=config.page_size,
+        num_rows=config.max_running_requests,
+        context_length=config.context_length,
+        cache_enabled=not config.disable_radix_cache,
+    )
+    planner = Planner(ledger, ORDERS[config.schedule_policy], config.chunked_prefill_size, config.max_running_requests)
+    output = Output(token_bytes.table, token_bytes.is_special)
+    observer = BoardObserver(record, planner, output, ledger)
+    observer.step()
+    context = zmq.Context()
+    scheduler = Scheduler(
+        ledger=ledger,
+        planner=planner,
+        output=output,
+        executor=device.executor,
+        intake=LeaderIntake(spec.endpoints.leader, context, lambda: record.beat(Phase.IDLE)),
+        outlet=ZmqOutlet(Sender(spec.endpoints.detokenizer, context), Sender(spec.endpoints.frontend, context)),
+        consensus=BoardConsensus(record, planner, output, ledger),
+        observer=observer,
+        grammars=None,
+        eos_token_ids=device.eos_token_ids,
+        overlap=not config.disable_overlap_schedule,
+    )
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: no collection need look at it again
+    record.beat(Phase.IDLE)
+    ready({"pool_tokens": device.pool_tokens, "memory": device.memory})
+    try:
+        scheduler.run()
+    finally:
+        record.beat(Phase.STOPPED)
+        context.destroy()
+
+
+def _load_model(spec: ChildSpec) -> Device:
+    raise NotImplementedError
