@@ -1,4 +1,4 @@
-"""L3, each rank: the ledger of token slots and cached prefixes. Standard library and numpy only; imports nothing of ours."""
+"""L3, each rank: the ledger of token slots and cached prefixes. Numpy and standard library; imports nothing of ours."""
 
 from radix.check import LedgerError, check_ledger
 from radix.ledger import Ledger, Tenancy

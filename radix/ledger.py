@@ -1,0 +1,185 @@
+"""L3, each rank: the ledger, as the scheduler sees it. Owns the tenancies: what each running request holds.
+
+Every slot of the pool is in one of three places: free, cached in the tree, or held by one row. A request's row begins
+with slots that the tree owns and the request has locked (`shared` tokens), followed by its own. The whole is a pure
+function of the calls made: no clock, no randomness, no order that depends on a hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from radix.allocator import TokenToKVPoolAllocator
+from radix.radix_cache import Match, RadixCache
+from radix.req_to_token_pool import ReqToTokenPool
+from radix.tree import TOKEN_BYTES, Node
+
+
+@dataclass(slots=True, eq=False)
+class Tenancy:
+    """One running request's hold on the ledger. Read by the scheduler, written by the ledger alone."""
+
+    row: int
+    namespace: bytes
+    shared: int  # tokens at the head of the row that the tree owns, locked through `node`
+    allocated: int  # slots that the row has, a multiple of the page size
+    node: Node  # the deepest locked node
+    cached_tokens: int  # what matched when it was opened
+
+
+class Ledger:
+    """Sizes are in tokens unless a name says pages. Keys are int32 token ids as little-endian bytes from position 0."""
+
+    def __init__(
+        self, *, num_pages: int, page_size: int, num_rows: int, context_length: int, cache_enabled: bool = True
+    ) -> None:
+        self.page_size = page_size
+        self.capacity = num_pages * page_size
+        self.evicted_total = 0  # tokens evicted to make room, since the start
+        self.tenancies: list[Tenancy | None] = [None] * num_rows  # by row
+        self.allocator = TokenToKVPoolAllocator(num_pages, page_size)
+        self.pool = ReqToTokenPool(num_rows, self._whole_pages(context_length))
+        self.cache = RadixCache(page_size)
+        self._cache_enabled = cache_enabled
+        self._offsets = np.arange(page_size, dtype=np.int32)
+
+    @property
+    def table(self) -> np.ndarray:
+        """The slot of each position of each row, int32 [num_rows, context length rounded up to pages]."""
+        return self.pool.table
+
+    @property
+    def free_rows(self) -> int:
+        return len(self.pool.free_rows)
+
+    @property
+    def free_tokens(self) -> int:
+        return self.allocator.free_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.cache.cached_tokens
+
+    @property
+    def evictable_tokens(self) -> int:
+        return self.cache.evictable_tokens
+
+    @property
+    def locked_tokens(self) -> int:
+        """Cached tokens that running requests use."""
+        return self.cache.cached_tokens - self.cache.evictable_tokens
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens owned by rows."""
+        return self.capacity - self.allocator.free_tokens - self.cache.cached_tokens
+
+    @property
+    def available_tokens(self) -> int:
+        return self.allocator.free_tokens + self.cache.evictable_tokens
+
+    def peek(self, namespace: bytes, key: bytes) -> int:
+        """How many tokens of `key` an `open` would find cached. Pure: nothing counts as used."""
+        return self._match(namespace, key).length
+
+    def open(self, namespace: bytes, key: bytes, length: int, reserve: int = 0) -> Tenancy | None:
+        """Gives a request a row, the cached prefix of `key`, and slots for all positions below `length`.
+
+        `key` holds the tokens that may match: all but the last, if one is to be computed. None, with nothing changed,
+        if no row is free or if fewer than `reserve` tokens would then be available.
+        """
+        if not self.pool.free_rows:
+            return None
+        match = self._match(namespace, key)
+        missing = max(0, self._whole_pages(length) - match.length)
+        if missing + reserve > self.available_tokens - self.cache.tokens_to_lock(match):
+            return None
+        node = self.cache.acquire(namespace, match)
+        row = self.pool.alloc()
+        position = 0
+        for found in match.path:
+            self.table[row, position : position + len(found.slots)] = found.slots
+            position += len(found.slots)
+        tenancy = Tenancy(row, namespace, match.length, match.length, node, match.length)
+        self.tenancies[row] = tenancy
+        self.grow(tenancy, length)
+        return tenancy
+
+    def pages_to_grow(self, tenancy: Tenancy, length: int) -> int:
+        """How many pages `grow` will take. Pure."""
+        return max(0, self._whole_pages(length) - tenancy.allocated) // self.page_size
+
+    def grow(self, tenancy: Tenancy, length: int) -> None:
+        """Gives the row slots for all positions below `length`, evicting others' if need be."""
+        pages = self.pages_to_grow(tenancy, length)
+        if pages:
+            end = tenancy.allocated + pages * self.page_size
+            self.table[tenancy.row, tenancy.allocated : end] = self._take(pages)
+            tenancy.allocated = end
+
+    def grow_all(self, tenancies: list[Tenancy], lengths: list[int]) -> None:
+        """`grow` for many rows that need few pages each, as in decoding: one allocation for all."""
+        rows, starts = [], []
+        page_size = self.page_size
+        for tenancy, length in zip(tenancies, lengths, strict=True):
+            while tenancy.allocated < length:
+                rows.append(tenancy.row)
+                starts.append(tenancy.allocated)
+                tenancy.allocated += page_size
+        if rows:
+            positions = np.array(starts)[:, None] + self._offsets
+            self.table[np.array(rows)[:, None], positions] = self._take(len(rows)).reshape(-1, page_size)
+
+    def share(self, tenancy: Tenancy, key: bytes) -> int:
+        """Hands the whole pages of `key`, the tokens whose K/V is computed by now, to the tree, and locks them there.
+
+        Where the tree has the tokens already, the row's own slots are freed and its table entries become the tree's.
+        Returns the first position whose entry changed, the number of tokens in `key` if none did.
+        """
+        unchanged = len(key) // TOKEN_BYTES
+        start, end = tenancy.shared, unchanged // self.page_size * self.page_size
+        if not self._cache_enabled or end <= start:
+            return unchanged
+        assert end <= tenancy.allocated, "computed tokens without slots"
+        line = self.table[tenancy.row]
+        tenancy.node, duplicates = self.cache.insert(tenancy.node, key[: end * TOKEN_BYTES], start, line[start:end])
+        tenancy.shared = end
+        if not duplicates:
+            return unchanged
+        slots = np.concatenate(duplicates)
+        self.allocator.free(line[start : start + len(slots)])
+        line[start : start + len(slots)] = slots
+        return start
+
+    def close(self, tenancy: Tenancy, key: bytes | None) -> None:
+        """Ends a tenancy. `key` holds the computed tokens to cache first; None caches nothing more."""
+        assert self.tenancies[tenancy.row] is tenancy, "not open"
+        if key is not None:
+            self.share(tenancy, key)
+        self.allocator.free(self.table[tenancy.row, tenancy.shared : tenancy.allocated])
+        self.cache.release(tenancy.node)
+        self.tenancies[tenancy.row] = None
+        self.pool.free(tenancy.row)
+
+    def flush(self) -> None:
+        """Forgets everything cached. No tenancy may be open."""
+        assert self.free_rows == len(self.tenancies), "a tenancy is open"
+        self.allocator.free(self.cache.evict(self.cache.cached_tokens))
+
+    def _match(self, namespace: bytes, key: bytes) -> Match:
+        return self.cache.match(namespace, key) if self._cache_enabled else Match([], 0, 0)
+
+    def _take(self, pages: int) -> np.ndarray:
+        """Slots of `pages` pages, after evicting what is missing."""
+        short = pages * self.page_size - self.free_tokens
+        if short > 0:
+            evicted = self.cache.evict(short)
+            self.allocator.free(evicted)
+            self.evicted_total += len(evicted)
+        return self.allocator.alloc(pages)
+
+    def _whole_pages(self, length: int) -> int:
+        """`length` rounded up to pages, in tokens."""
+        return -(-length // self.page_size) * self.page_size

@@ -1,0 +1,134 @@
+"""L3, each rank: the prefix cache. Owns the tree of every namespace, the lock counts, and the count of cached tokens.
+
+Whatever enters the tree is locked by the tenancy that brings it, and becomes evictable when its last tenancy leaves.
+Pages enter through `_store` and leave through `_remove`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from radix.eviction import EvictionOrder
+from radix.tree import NO_SLOTS, TOKEN_BYTES, Node, split, walk
+
+
+class Match(NamedTuple):
+    """The part of a key that is cached. Valid until the tree changes."""
+
+    path: list[Node]  # from below the root; the last may agree only in part
+    length: int  # tokens, a multiple of the page size
+    overhang: int  # bytes of the last node's key beyond the match
+
+
+class RadixCache:
+    def __init__(self, page_size: int) -> None:
+        self.roots: dict[bytes, Node] = {}  # by namespace; one that has neither children nor tenancies is removed
+        self.order = EvictionOrder()
+        self.cached_tokens = 0
+        self.evictable_tokens = 0
+        self._page_size = page_size
+        self._page_bytes = page_size * TOKEN_BYTES
+
+    def match(self, namespace: bytes, key: bytes) -> Match:
+        """The longest cached prefix of `key`. Pure."""
+        root = self.roots.get(namespace)
+        if root is None:
+            return Match([], 0, 0)
+        path, position, overhang = walk(root, key, 0, self._page_bytes)
+        return Match(path, position // TOKEN_BYTES, overhang)
+
+    def tokens_to_lock(self, match: Match) -> int:
+        """How many tokens `acquire` makes unevictable. Pure."""
+        unlocked = [len(node.key) for node in match.path if node.lock_ref == 0]
+        # A locked node has no unlocked parent: if any node is unlocked, the last one is.
+        return (sum(unlocked) - match.overhang) // TOKEN_BYTES if unlocked else 0
+
+    def acquire(self, namespace: bytes, match: Match) -> Node:
+        """Locks a match and returns its deepest node, the root if nothing matched. `match.path` becomes exact."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(namespace, NO_SLOTS, None)
+        root.lock_ref += 1
+        self._lock(match.path, match.overhang)
+        return match.path[-1] if match.path else root
+
+    def insert(self, node: Node, key: bytes, start: int, slots: np.ndarray) -> tuple[Node, list[np.ndarray]]:
+        """Caches what follows the locked `node`, which ends at token `start` of `key`, and moves the lock down to it.
+
+        `slots` holds those of the tokens from `start` on, whole pages of them, and `key` ends with the last. Returns
+        the deepest node, and the slots of the tokens that were here already: as many of the caller's were not taken.
+        """
+        path, position, overhang = walk(node, key, start * TOKEN_BYTES, self._page_bytes)
+        self._lock(path, overhang)
+        duplicates = [found.slots for found in path]
+        if path:
+            node = path[-1]
+        if position < len(key):
+            node = self._store(node, key[position:], slots[position // TOKEN_BYTES - start :].copy())
+            node.lock_ref = 1
+        return node, duplicates
+
+    def release(self, node: Node) -> None:
+        """Takes one lock off the path that ends in `node`."""
+        while node.parent is not None:
+            node.lock_ref -= 1
+            if node.lock_ref == 0:
+                self.order.add(node)
+                self.evictable_tokens += len(node.slots)
+            node = node.parent
+        node.lock_ref -= 1
+        self._drop_empty_root(node)
+
+    def evict(self, num_tokens: int) -> np.ndarray:
+        """Gives up at least `num_tokens`, a multiple of the page size, and returns their slots, whole pages.
+
+        The oldest leaf loses its tail, since the head of a prefix serves more requests; but no less than a sixteenth
+        of it, so that copying what stays costs O(evicted).
+        """
+        assert num_tokens <= self.evictable_tokens, "more tokens than are evictable"
+        evicted = []
+        while num_tokens > 0:
+            leaf = self.order.oldest()
+            size = len(leaf.slots)
+            part = -(-(size // 16) // self._page_size) * self._page_size
+            drop = min(size, max(num_tokens, part))
+            evicted.append(self._remove(leaf, size - drop))
+            num_tokens -= drop
+        return np.concatenate(evicted) if evicted else NO_SLOTS
+
+    def _lock(self, path: list[Node], overhang: int) -> None:
+        """Locks each node of a downward path, up to the `overhang` bytes of the last, which are split off."""
+        if overhang:
+            path[-1] = split(path[-1], len(path[-1].key) - overhang, self._page_bytes)
+        for node in path:
+            if node.lock_ref == 0:
+                self.order.discard(node)
+                self.evictable_tokens -= len(node.slots)
+            node.lock_ref += 1
+
+    def _store(self, parent: Node, key: bytes, slots: np.ndarray) -> Node:
+        """New pages enter the tree, as a leaf below `parent`."""
+        node = parent.children[key[: self._page_bytes]] = Node(key, slots, parent)
+        self.cached_tokens += len(slots)
+        return node
+
+    def _remove(self, leaf: Node, keep: int) -> np.ndarray:
+        """The pages of an unlocked leaf behind its first `keep` tokens leave the tree. Returns their slots."""
+        assert not leaf.children, "only leaves are evicted"
+        slots = leaf.slots[keep:]
+        self.cached_tokens -= len(slots)
+        self.evictable_tokens -= len(slots)
+        if keep:
+            leaf.key, leaf.slots = leaf.key[: keep * TOKEN_BYTES], leaf.slots[:keep].copy()
+        else:
+            self.order.discard(leaf)
+            del leaf.parent.children[leaf.key[: self._page_bytes]]
+            if leaf.parent.parent is None:
+                self._drop_empty_root(leaf.parent)
+        return slots
+
+    def _drop_empty_root(self, root: Node) -> None:
+        if root.lock_ref == 0 and not root.children:
+            del self.roots[root.key]
