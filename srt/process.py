@@ -45,7 +45,8 @@ class ChildSpec:
     config: ServerConfig
     endpoints: Endpoints
     folder: str  # of config.json and tokenizer.json
-    gguf_path: str | None  # where the weights are, if not in the folder
+    weights: str  # "safetensors", "gguf" or "dummy"
+    gguf_path: str | None  # where GGUF weights are
     rank: int = 0
 
     def to_json(self) -> str:

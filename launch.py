@@ -1,0 +1,206 @@
+"""The door of the whole server: flags in, a running house out.
+
+Main process. Resolves the configuration once, starts the schedulers and the detokenizer as fresh interpreters, runs the
+frontend here, and sees to it that all of them end together. The only file that names every door, as strings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from srt.board import Board
+from srt.config import ConfigError, ServerConfig, parse_args
+from srt.hardware import cuda_device_count
+from srt.limits import Limits
+from srt.model_config import ModelConfig, ModelError
+from srt.model_files import ModelFiles, locate
+from srt.process import Child, ChildSpec, StartError, configure_logging, set_title
+from srt.transport import Endpoints
+
+SCHEDULER_DOOR = "srt.scheduler.process:main"
+DETOKENIZER_DOOR = "detokenizer.process:main"
+
+DRAIN_SECONDS = 30.0
+"""How long requests that run may go on after SIGTERM or Ctrl-C."""
+STOP_SECONDS = 3.0
+"""How long a child may take to end before it is killed."""
+FAREWELL_SECONDS = 1.0
+"""How long clients may take to read that a process has died."""
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until it is told to stop; the exit code."""
+    try:
+        config = parse_args(argv)
+    except ConfigError as error:
+        return _refuse(error)
+    set_title("main")
+    configure_logging(config.log_level, "main")
+    try:
+        listener = listen(config.host, config.port)
+        files = locate(config.model_path, config.load_format, config.tokenizer_path, log=log.info)
+        config = resolve(config, files.model_config, cuda_device_count())
+    except (ConfigError, ModelError) as error:
+        return _refuse(error)
+    import uvloop
+
+    return uvloop.run(serve(config, files, listener))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Takes the address before anything slow happens. Connections wait in the backlog until the model is there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host} is not an address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(4096)
+    except OSError as error:
+        listener.close()
+        if isinstance(error, PermissionError):
+            raise ConfigError(f"--port {port} may not be used by this user; try one above 1023") from None
+        raise ConfigError(f"port {port} in use on {host}; choose another with --port") from None
+    listener.setblocking(False)
+    return listener
+
+
+def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> ServerConfig:
+    """Fills in what the user left to us, so that every process reads the same values; ConfigError if it cannot be."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if num_cuda_devices else "cpu"
+    elif device == "cuda" and not num_cuda_devices:
+        raise ConfigError("--device cuda needs an NVIDIA GPU and its driver; there is none, use --device cpu")
+    _check_tp_size(config.tp_size, model)
+    limit = model.max_position_embeddings
+    if config.context_length is not None and config.context_length > limit:
+        raise ConfigError(f"--context-length {config.context_length} exceeds the model's {limit} positions")
+    on_cpu = device == "cpu"
+    return dataclasses.replace(
+        config,
+        device=device,
+        dtype=config.dtype if config.dtype != "auto" else "bfloat16",
+        context_length=config.context_length or limit,
+        mem_fraction_static=config.mem_fraction_static or (0.3 if on_cpu else 0.88),
+        max_running_requests=config.max_running_requests or (64 if on_cpu else 256),
+        chunked_prefill_size=config.chunked_prefill_size or (1024 if on_cpu else 8192),
+    )
+
+
+def _check_tp_size(tp_size: int, model: ModelConfig) -> None:
+    if tp_size == 1:
+        return
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    if tp_size not in fitting:
+        raise ConfigError(
+            f"--tp-size {tp_size} does not divide the model's {heads} query and {kv_heads} KV heads; "
+            f"sizes that do: {', '.join(map(str, fitting))}"
+        )
+    raise ConfigError(f"--tp-size {tp_size} is not available yet: this version runs one scheduler; use --tp-size 1")
+
+
+async def serve(
+    config: ServerConfig, files: ModelFiles, listener: socket.socket, scheduler_door: str = SCHEDULER_DOOR
+) -> int:
+    """Runs the house until a signal (exit code 0) or until one of its processes dies or fails to start (1)."""
+    from srt.frontend.app import Frontend
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    folder = tempfile.mkdtemp(prefix="lockstep-")
+    endpoints = Endpoints(folder)
+    board = Board.create(endpoints.board, config.tp_size)
+    _log_configuration(config)
+    children: list[Child] = []
+    frontend = Frontend(config=config, files=files, endpoints=endpoints, board=board)
+    try:
+        for title, door in (("detokenizer", DETOKENIZER_DOOR), ("scheduler 0", scheduler_door)):
+            spec = ChildSpec(title, config, endpoints, files.folder, files.weights, files.gguf_path)
+            children.append(await Child.start(door, spec))
+        answers = await _unless(stop, asyncio.gather(*(child.ready() for child in children)))
+        if answers is None:
+            return 0
+        engine = answers[1]
+        limits = Limits(config.context_length, engine["pool_tokens"], config.page_size)
+        log.info("memory: %s", engine["memory"]["summary"])
+        await frontend.start(listener, limits, engine["memory"])
+        log.info("ready: http://%s:%d serves %s", config.host, config.port, frontend.model_name)
+        obituary = await _unless(stop, _first_death(children))
+        if obituary is None:
+            log.info("stopping: no new requests, up to %.0f s for those that run", DRAIN_SECONDS)
+            stop.clear()
+            obituary = await _unless(stop, _first_of(frontend.drain(DRAIN_SECONDS), _first_death(children)))
+        if obituary is None:
+            return 0
+        log.error("%s; stopping", obituary)
+        frontend.fail(obituary)
+        await asyncio.sleep(FAREWELL_SECONDS)
+        return 1
+    except StartError as error:
+        return _refuse(error)
+    finally:
+        await frontend.stop()
+        await asyncio.gather(*(child.stop(STOP_SECONDS) for child in children))
+        board.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _first_death(children: list[Child]) -> str:
+    """How the first child that ends came to its end."""
+    return await _first_of(*(child.obituary() for child in children))
+
+
+async def _first_of(*coroutines: Awaitable[T]) -> T:
+    """The result of whichever ends first; the others are cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _unless(stop: asyncio.Event, coroutine: Awaitable[T]) -> T | None:
+    """The coroutine's result, or None if `stop` is set first."""
+
+    async def stopped() -> None:
+        await stop.wait()
+
+    return await _first_of(coroutine, stopped())
+
+
+def _log_configuration(config: ServerConfig) -> None:
+    shown = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    if config.api_key is not None:
+        shown["api_key"] = "***"
+    log.info("configuration: %s", " ".join(f"{name}={value}" for name, value in shown.items()))
+
+
+def _refuse(error: Exception) -> int:
+    print(f"lockstep: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
