@@ -100,9 +100,14 @@ class _OpenText:
 
     def _bytes(self, ids: bytes) -> bytes:
         table = self._table
-        if len(ids) == 4:
-            return table[_ONE_ID(ids)[0]]
-        return b"".join([table[token] for token in unpack_ids(ids)])
+        try:
+            if len(ids) == 4:
+                return table[_ONE_ID(ids)[0]]
+            return b"".join([table[token] for token in unpack_ids(ids)])
+        except (
+            IndexError
+        ):  # a model's vocabulary may have more ids than the tokenizer has tokens: they stand for nothing
+            return b"".join([table[token] for token in unpack_ids(ids) if token < len(table)])
 
 
 def stop_begins(data: bytes, stops: Sequence[bytes]) -> int:

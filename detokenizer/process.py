@@ -6,20 +6,20 @@ which runs until a signal or the death of its parent ends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
 
 from detokenizer.detokenizer import Detokenizer
 from srt.messages import TokenBatch
-from srt.process import ChildSpec
+from srt.process import ChildSpec, Ready
 from srt.token_bytes import TokenBytes
 from srt.transport import Sender, pull
 
 
-def main(spec: ChildSpec, ready: Callable[[dict], None]) -> None:
-    detokenizer = Detokenizer(TokenBytes.load(spec.folder))
+def main(spec: ChildSpec, ready: Ready) -> None:
+    detokenizer = Detokenizer(TokenBytes.from_folder(Path(spec.folder)))
     decoder = msgspec.msgpack.Decoder(TokenBatch)
     with zmq.Context() as context:
         inbound = pull(spec.endpoints.detokenizer, context)

@@ -1,7 +1,6 @@
 """The incremental text against the decoding of the whole, for any tokens and any split into deltas."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from detokenizer.detokenizer import Detokenizer, stop_begins
 from srt.messages import Finish, Opening, TextDelta, TokenBatch, TokenDelta, TokenLogprobs, pack_ids
+from srt.token_bytes import TokenBytes
 
 EOS = 256
 PIECES = [bytes([byte]) for byte in range(256)]
@@ -24,7 +24,7 @@ PIECES += [
     "🙂".encode()[2:],
 ]
 IS_SPECIAL = [token in (256, 257) for token in range(len(PIECES))]
-TABLE = SimpleNamespace(table=PIECES, is_special=IS_SPECIAL)
+TABLE = TokenBytes(PIECES, bytes(IS_SPECIAL), strips_leading_space=False)
 
 LENGTH = Finish("length")
 
@@ -183,6 +183,11 @@ def test_special_tokens_inside_the_text_are_skipped_or_kept():
     assert "".join(texts(Detokenizer(TABLE), deltas_of(1, tokens, [1, 2, 3, 4], opening(), LENGTH))) == "aé"
     kept = texts(Detokenizer(TABLE), deltas_of(1, tokens, [], opening(skip_special_tokens=False), LENGTH))
     assert "".join(kept) == "a<pad>\ufffd<pad>\ufffd"
+
+
+def test_ids_beyond_the_tokenizer_stand_for_nothing():
+    deltas = deltas_of(1, [ord("a"), len(PIECES), len(PIECES) + 9, ord("b")], [1, 2], opening(), LENGTH)
+    assert texts(Detokenizer(TABLE), deltas) == ["a", "", "b"]
 
 
 def test_every_delta_is_answered_in_order_with_all_it_brought():

@@ -1,0 +1,59 @@
+"""The flags are frozen here: a new one, or a new default, is a decision that shows in a diff of this table."""
+
+import dataclasses
+
+from source_tree import ROOT
+
+from srt.config import ServerConfig, flag_name
+
+FLAGS = {
+    "model_path": ("str | None", None),
+    "tokenizer_path": ("str | None", None),
+    "served_model_name": ("str | None", None),
+    "host": ("str", "127.0.0.1"),
+    "port": ("int", 30000),
+    "device": ("str", "auto"),
+    "dtype": ("str", "auto"),
+    "load_format": ("str", "auto"),
+    "context_length": ("int | None", None),
+    "mem_fraction_static": ("float | None", None),
+    "max_total_tokens": ("int | None", None),
+    "max_running_requests": ("int | None", None),
+    "max_queued_requests": ("int | None", None),
+    "chunked_prefill_size": ("int | None", None),
+    "page_size": ("int", 1),
+    "schedule_policy": ("str", "fcfs"),
+    "disable_radix_cache": ("bool", False),
+    "disable_overlap_schedule": ("bool", False),
+    "tp_size": ("int", 1),
+    "random_seed": ("int | None", None),
+    "api_key": ("str | None", None),
+    "chat_template": ("str | None", None),
+    "log_level": ("str", "info"),
+}
+"""Field of ServerConfig -> (type, default)."""
+
+ALIASES = {"tp_size": ("--tp",)}
+
+
+def test_the_flags_are_these():
+    assert {spec.name: (spec.type, spec.default) for spec in dataclasses.fields(ServerConfig)} == FLAGS
+
+
+def test_the_aliases_are_these():
+    aliases = {spec.name: spec.metadata["aliases"] for spec in dataclasses.fields(ServerConfig)}
+    assert {name: names for name, names in aliases.items() if names} == ALIASES
+
+
+def test_each_flag_has_a_line_of_help():
+    for spec in dataclasses.fields(ServerConfig):
+        text = spec.metadata["help"]
+        assert text
+        assert "\n" not in text
+        assert not text.endswith(".")
+
+
+def test_the_readme_lists_every_flag():
+    for readme in ROOT.glob("README.md"):
+        text = readme.read_text()
+        assert [flag_name(name) for name in FLAGS if f"`{flag_name(name)}" not in text] == []
