@@ -134,8 +134,7 @@ async def serve(
     frontend = Frontend(config=config, files=files, endpoints=endpoints, board=board)
     try:
         for title, door in (("detokenizer", DETOKENIZER_DOOR), ("scheduler 0", scheduler_door)):
-            spec = ChildSpec(title, config, endpoints, files.folder, files.weights, files.gguf_path)
-            children.append(await Child.start(door, spec))
+            children.append(await Child.start(door, _child_spec(title, config, endpoints, files)))
         answers = await _unless(stop, asyncio.gather(*(child.ready() for child in children)))
         if answers is None:
             return 0
@@ -162,6 +161,19 @@ async def serve(
         await asyncio.gather(*(child.stop(STOP_SECONDS) for child in children))
         board.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _child_spec(title: str, config: ServerConfig, endpoints: Endpoints, files: ModelFiles) -> ChildSpec:
+    return ChildSpec(
+        title=title,
+        config=config,
+        endpoints=endpoints,
+        model=files.model_config,
+        folder=str(files.folder),
+        tokenizer_folder=str(files.tokenizer_folder),
+        weights=files.weights,
+        gguf_path=None if files.gguf_path is None else str(files.gguf_path),
+    )
 
 
 async def _first_death(children: list[Child]) -> str:

@@ -19,7 +19,7 @@ from srt.transport import Sender, pull
 
 
 def main(spec: ChildSpec, ready: Ready) -> None:
-    detokenizer = Detokenizer(TokenBytes.from_folder(Path(spec.folder)))
+    detokenizer = Detokenizer(TokenBytes.from_folder(Path(spec.tokenizer_folder)))
     decoder = msgspec.msgpack.Decoder(TokenBatch)
     with zmq.Context() as context:
         inbound = pull(spec.endpoints.detokenizer, context)

@@ -77,13 +77,6 @@ class ServerConfig:
         if self.random_seed is not None and not 0 <= self.random_seed < 2**63:
             raise ConfigError(f"--random-seed must be at least 0 and below 2**63, not {self.random_seed}")
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ServerConfig:
-        return cls(**json.loads(text))
-
     def digest(self) -> str:
         """Equal on ranks that must decide alike. The API key stays out: logs may show the digest."""
         fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "api_key"}

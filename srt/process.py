@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import importlib
 import json
 import logging
@@ -25,10 +24,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from setproctitle import setproctitle
 
 from srt.config import ConfigError, ServerConfig
-from srt.model_config import ModelError
+from srt.model_config import ModelConfig, ModelError
 from srt.transport import Endpoints
 
 _PR_SET_PDEATHSIG = 1
@@ -44,20 +44,19 @@ class ChildSpec:
     title: str  # "scheduler 0", "detokenizer"
     config: ServerConfig
     endpoints: Endpoints
-    folder: str  # of config.json and tokenizer.json
+    model: ModelConfig
+    folder: str  # of config.json and, if they are safetensors, the weights
+    tokenizer_folder: str  # of tokenizer.json
     weights: str  # "safetensors", "gguf" or "dummy"
     gguf_path: str | None  # where GGUF weights are
     rank: int = 0
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
 
     @classmethod
-    def from_json(cls, text: str) -> ChildSpec:
-        fields = json.loads(text)
-        return cls(
-            **{**fields, "config": ServerConfig(**fields["config"]), "endpoints": Endpoints(**fields["endpoints"])}
-        )
+    def from_json(cls, text: bytes) -> ChildSpec:
+        return msgspec.json.decode(text, type=cls)
 
 
 class StartError(Exception):
@@ -82,7 +81,7 @@ class Child:
         )  # fmt: skip
         os.close(write_fd)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(spec.to_json().encode())
+            process.stdin.write(spec.to_json())
             await process.stdin.drain()
             process.stdin.close()
         return cls(spec.title, process, read_fd)
@@ -150,7 +149,7 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
     _die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _raise_stopped)
-    spec = ChildSpec.from_json(sys.stdin.read())
+    spec = ChildSpec.from_json(sys.stdin.buffer.read())
     set_title(spec.title)
     configure_logging(spec.config.log_level, spec.title)
     told = False

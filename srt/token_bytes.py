@@ -76,10 +76,13 @@ def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _byte_level_alphabet() -> dict[int, int]:
-    """Code point -> byte. Byte-level BPE writes printable Latin-1 bytes as themselves, the others from U+0100 on."""
+    """For str.translate: code point -> byte. Code points outside the alphabet go where Latin-1 cannot encode them.
+
+    Byte-level BPE writes printable Latin-1 bytes as themselves and the others from U+0100 on, in order.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: byte for byte in printable} | {0x100 + index: byte for index, byte in enumerate(others)}
+    return dict.fromkeys(others, 0xFFFD) | {0x100 + index: byte for index, byte in enumerate(others)}
 
 
 class _Decoder:
@@ -114,9 +117,10 @@ class _Decoder:
 
     def bytes_of(self, token: str) -> bytes:
         if self.byte_level is not None:
-            # Like the decoder, take a token with a character outside the alphabet as it is written.
-            codes = [self.byte_level.get(ord(character), -1) for character in token]
-            return token.encode("utf-8") if -1 in codes else bytes(codes)
+            try:
+                return token.translate(self.byte_level).encode("latin-1")
+            except UnicodeEncodeError:  # like the decoder, take a token outside the alphabet as it is written
+                return token.encode("utf-8")
         if self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             try:
                 return bytes([int(token[3:5], 16)])

@@ -1,0 +1,13 @@
+"""L4, each rank: the architectures we serve, one a file, loaded when a checkpoint names them. This file needs no torch."""
+
+from srt.registry import Registry
+
+MODELS = Registry(
+    "architecture",
+    {
+        "LlamaForCausalLM": "srt.models.llama:LlamaForCausalLM",
+        "MistralForCausalLM": "srt.models.llama:LlamaForCausalLM",
+        "Qwen2ForCausalLM": "srt.models.qwen2:Qwen2ForCausalLM",
+        "Qwen3ForCausalLM": "srt.models.qwen3:Qwen3ForCausalLM",
+    },
+)

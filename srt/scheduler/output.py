@@ -71,9 +71,12 @@ class Output:
         if self._is_special[token] and sampling.skip_special_tokens:
             return None
         tail = request.stop_tail
+        seen = len(tail)
         tail += self._token_bytes[token]
-        found = [(tail.find(stop), -len(stop), stop) for stop in sampling.stop if stop in tail]
-        keep = max(len(stop) for stop in sampling.stop) - 1
+        # One that lies whole in the seen bytes came before min_new_tokens and counts for nothing.
+        found = [(tail.find(stop, max(0, seen - len(stop) + 1)), -len(stop), stop) for stop in sampling.stop]
+        found = [match for match in found if match[0] >= 0]
+        keep = max(map(len, sampling.stop)) - 1
         del tail[: max(0, len(tail) - keep)]
         return min(found)[2] if found else None
 

@@ -10,6 +10,7 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -38,7 +39,6 @@ class Device:
 
     executor: Executor
     pool_tokens: int  # a multiple of the page size
-    eos_token_ids: tuple[int, ...]
     memory: dict[str, Any]  # for the start-up report and /server_info; JSON types
 
 
@@ -65,7 +65,7 @@ def run(spec: ChildSpec, ready: Ready, make_device: Callable[[ChildSpec], Device
     """Builds this rank's engine and runs its loop until the process is stopped."""
     config = spec.config
     record = RankRecord(Board(spec.endpoints.board, config.tp_size), spec.rank)
-    token_bytes = TokenBytes.from_folder(spec.folder)
+    token_bytes = TokenBytes.from_folder(Path(spec.tokenizer_folder))
     device = make_device(spec)
     ledger = Ledger(
         num_pages=device.pool_tokens // config.page_size,
@@ -89,7 +89,7 @@ def run(spec: ChildSpec, ready: Ready, make_device: Callable[[ChildSpec], Device
         consensus=BoardConsensus(record, planner, output, ledger),
         observer=observer,
         grammars=None,
-        eos_token_ids=device.eos_token_ids,
+        eos_token_ids=spec.model.eos_token_ids,
         overlap=not config.disable_overlap_schedule,
     )
     gc.collect()

@@ -1,0 +1,53 @@
+"""L4, each rank: what every layer is built with, and how it takes its weights from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from srt.parallel import ParallelContext
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """Where a layer lives, in which type it keeps its weights, and which shard of them."""
+
+    dtype: torch.dtype
+    device: torch.device
+    parallel: ParallelContext
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """Of what flows between layers. A CPU computes narrow weights in float32: it has few or no narrow instructions."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class WeightSlot:
+    """A place for one checkpoint tensor of shape `shape`: `target` takes its part [start, start + n) along `dim`.
+
+    `target` is a view into the layer's own, possibly fused, weight.
+    """
+
+    target: torch.Tensor
+    shape: tuple[int, ...]
+    dim: int = 0
+    start: int = 0
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        assert tuple(tensor.shape) == self.shape
+        self.target.copy_(tensor.narrow(self.dim, self.start, self.target.shape[self.dim]))
+
+
+WeightSlots = Iterator[tuple[str, WeightSlot]]
+"""Checkpoint names, relative to the layer that yields them, and where their tensors go."""
+
+
+def under(prefix: str, slots: WeightSlots) -> WeightSlots:
+    for name, slot in slots:
+        yield prefix + name, slot

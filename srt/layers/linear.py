@@ -1,0 +1,88 @@
+"""L4, each rank: linear layers, split over ranks by output (column) or by input (row), several fused into one matmul.
+
+Shapes: N tokens, I input features, O output features, both of this rank's shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from srt.layers.context import LayerContext, WeightSlot, WeightSlots
+
+
+class Linear:
+    """y = x Wᵀ + b with this rank's W [O, I], which may be another layer's own."""
+
+    def __init__(
+        self,
+        context: LayerContext,
+        num_inputs: int,
+        num_outputs: int,
+        bias: bool,
+        weight_OI: torch.Tensor | None = None,
+    ):
+        self.weight_OI = context.empty(num_outputs, num_inputs) if weight_OI is None else weight_OI
+        self.bias_O = context.empty(num_outputs) if bias else None
+
+    def pack(self) -> None:
+        """Once the weights are in: lay them out as this device multiplies them fastest."""
+
+    def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
+        weight_OI, bias_O = self.weight_OI, self.bias_O
+        if x_NI.dtype != weight_OI.dtype:
+            weight_OI = weight_OI.to(x_NI.dtype)
+            bias_O = None if bias_O is None else bias_O.to(x_NI.dtype)
+        return F.linear(x_NI, weight_OI, bias_O)
+
+
+class ColumnParallelLinear(Linear):
+    """Several projections of one input as one matmul, each split over ranks by its outputs.
+
+    `parts` maps a checkpoint name ("gate_proj") to its full number of outputs and to this rank's range of them. The outputs
+    lie side by side in that order; `split_sizes` are their widths.
+    """
+
+    def __init__(
+        self, context: LayerContext, num_inputs: int, parts: Mapping[str, tuple[int, range]], bias: bool = False
+    ):
+        self._parts = dict(parts)
+        self.split_sizes = [len(own) for _, own in parts.values()]
+        super().__init__(context, num_inputs, sum(self.split_sizes), bias)
+
+    def weight_slots(self) -> WeightSlots:
+        begin = 0
+        for name, (total, own) in self._parts.items():
+            end = begin + len(own)
+            yield (
+                f"{name}.weight",
+                WeightSlot(self.weight_OI[begin:end], (total, self.weight_OI.shape[1]), start=own.start),
+            )
+            if self.bias_O is not None:
+                yield f"{name}.bias", WeightSlot(self.bias_O[begin:end], (total,), start=own.start)
+            begin = end
+
+
+class RowParallelLinear(Linear):
+    """One projection split over ranks by its inputs; the ranks' partial sums are added, and then the bias."""
+
+    def __init__(self, context: LayerContext, name: str, num_inputs: int, num_outputs: int, bias: bool = False):
+        self._name = name
+        self._parallel = context.parallel
+        self._num_inputs = num_inputs
+        self._own = context.parallel.shard(num_inputs)
+        super().__init__(context, len(self._own), num_outputs, bias=False)
+        self._sum_bias_O = context.empty(num_outputs) if bias else None
+
+    def weight_slots(self) -> WeightSlots:
+        num_outputs = self.weight_OI.shape[0]
+        shape = (num_outputs, self._num_inputs)
+        yield f"{self._name}.weight", WeightSlot(self.weight_OI, shape, dim=1, start=self._own.start)
+        if self._sum_bias_O is not None:
+            yield f"{self._name}.bias", WeightSlot(self._sum_bias_O, (num_outputs,))
+
+    def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
+        y_NO = self._parallel.all_reduce(super().__call__(x_NI))
+        return y_NO if self._sum_bias_O is None else y_NO.add_(self._sum_bias_O)
