@@ -10,34 +10,33 @@ import numpy as np
 
 
 class TokenToKVPoolAllocator:
-    """Hands out pages as runs of slots, lowest numbers first from a fresh pool, else the last freed first."""
+    """Hands out whole pages as their slots: from a fresh pool the lowest first, later the last freed first."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.free_pages = num_pages
-        self._stack = np.arange(num_pages, 0, -1, dtype=np.int32)
-        self._offsets = np.arange(page_size, dtype=np.int32)
+        slots = np.arange(page_size, (num_pages + 1) * page_size, dtype=np.int32)
+        self._stack = slots.reshape(num_pages, page_size)[::-1].copy()
 
     @property
     def free_tokens(self) -> int:
         return self.free_pages * self.page_size
 
     @property
-    def pages(self) -> np.ndarray:
-        """The free pages, int32, next to be handed out last. A view."""
-        return self._stack[: self.free_pages]
+    def free_slots(self) -> np.ndarray:
+        """int32 [free_tokens], the next to be handed out last."""
+        return self._stack[: self.free_pages].reshape(-1)
 
     def alloc(self, num_pages: int) -> np.ndarray:
-        """Slots of `num_pages` pages, int32 [num_pages * page_size]."""
+        """The slots of `num_pages` pages, int32 [num_pages * page_size]."""
         assert num_pages <= self.free_pages, "more pages than are free"
         top = self.free_pages
         self.free_pages = top - num_pages
-        pages = self._stack[self.free_pages : top][::-1]
-        return (pages[:, None] * self.page_size + self._offsets).ravel()
+        return self._stack[self.free_pages : top][::-1].flatten()
 
     def free(self, slots: np.ndarray) -> None:
-        """Takes whole pages back, given as all their slots in order."""
-        pages = slots[:: self.page_size] // self.page_size
+        """Takes whole pages back, given as their slots in order."""
+        pages = slots.reshape(-1, self.page_size)
         top = self.free_pages + len(pages)
         self._stack[self.free_pages : top] = pages[::-1]
         self.free_pages = top

@@ -114,8 +114,9 @@ def _check_order(ledger: Ledger, nodes: list[Node]) -> None:
 
 def _check_pages(ledger: Ledger, nodes: list[Node]) -> None:
     page_size = ledger.page_size
-    owners = [("free", ledger.allocator.pages)]
-    runs = [("cached", _name(node), node.slots) for node in nodes]
+    owners = []
+    runs = [("free", "the allocator", ledger.allocator.free_slots)]
+    runs += [("cached", _name(node), node.slots) for node in nodes]
     for tenancy in ledger.tenancies:
         if tenancy is not None:
             own = ledger.table[tenancy.row, tenancy.shared : tenancy.allocated]

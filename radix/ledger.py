@@ -43,7 +43,7 @@ class Ledger:
         self.pool = ReqToTokenPool(num_rows, self._whole_pages(context_length))
         self.cache = RadixCache(page_size)
         self._cache_enabled = cache_enabled
-        self._offsets = np.arange(page_size, dtype=np.int32)
+        self._table_pages = self.pool.table.reshape(-1, page_size)  # a view of the table, one line per page of a row
 
     @property
     def table(self) -> np.ndarray:
@@ -121,16 +121,15 @@ class Ledger:
 
     def grow_all(self, tenancies: list[Tenancy], lengths: list[int]) -> None:
         """`grow` for many rows that need few pages each, as in decoding: one allocation for all."""
-        rows, starts = [], []
-        page_size = self.page_size
+        width, page_size = self.table.shape[1], self.page_size
+        assert max(lengths, default=0) <= width, "longer than a row"
+        entries = []  # where each new page begins in the flattened table
         for tenancy, length in zip(tenancies, lengths, strict=True):
             while tenancy.allocated < length:
-                rows.append(tenancy.row)
-                starts.append(tenancy.allocated)
+                entries.append(tenancy.row * width + tenancy.allocated)
                 tenancy.allocated += page_size
-        if rows:
-            positions = np.array(starts)[:, None] + self._offsets
-            self.table[np.array(rows)[:, None], positions] = self._take(len(rows)).reshape(-1, page_size)
+        if entries:
+            self._table_pages[np.array(entries) // page_size] = self._take(len(entries)).reshape(-1, page_size)
 
     def share(self, tenancy: Tenancy, key: bytes) -> int:
         """Hands the whole pages of `key`, the tokens whose K/V is computed by now, to the tree, and locks them there.
@@ -158,7 +157,8 @@ class Ledger:
         assert self.tenancies[tenancy.row] is tenancy, "not open"
         if key is not None:
             self.share(tenancy, key)
-        self.allocator.free(self.table[tenancy.row, tenancy.shared : tenancy.allocated])
+        if tenancy.shared < tenancy.allocated:
+            self.allocator.free(self.table[tenancy.row, tenancy.shared : tenancy.allocated])
         self.cache.release(tenancy.node)
         self.tenancies[tenancy.row] = None
         self.pool.free(tenancy.row)

@@ -1,0 +1,243 @@
+"""A ledger beside a brute-force model of it that knows no tree: each operation is done on both and everything compared.
+
+The model keeps one dict entry per cached page, keyed by all tokens up to its end, and finds matches, locks and victims by
+scanning. It does not predict which free page is handed out; it checks that the page was free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from radix import Ledger, Tenancy, check_ledger
+
+
+def to_key(tokens: tuple[int, ...]) -> bytes:
+    return np.array(tokens, "<i4").tobytes()
+
+
+def cached_pages(ledger: Ledger) -> dict[tuple[bytes, bytes], tuple[int, ...]]:
+    """The slots of every cached page, keyed by namespace and all token bytes up to its end."""
+    pages = {}
+    stack = [(namespace, b"", root) for namespace, root in ledger.cache.roots.items()]
+    size = ledger.page_size
+    while stack:
+        namespace, prefix, node = stack.pop()
+        for child in node.children.values():
+            key = prefix + child.key
+            for start in range(0, len(child.slots), size):
+                end = len(prefix) + (start + size) * 4
+                pages[namespace, key[:end]] = tuple(child.slots[start : start + size].tolist())
+            stack.append((namespace, key, child))
+    return pages
+
+
+@dataclass(eq=False)
+class Request:
+    tenancy: Tenancy
+    namespace: bytes
+    tokens: tuple[int, ...]
+    shared: int
+    computed: int
+    own: list[tuple[int, ...]]  # pages of slots behind the shared ones
+
+
+class Harness:
+    def __init__(self, num_pages: int, page_size: int, num_rows: int, context_length: int, cache_enabled: bool = True):
+        self.ledger = Ledger(
+            num_pages=num_pages,
+            page_size=page_size,
+            num_rows=num_rows,
+            context_length=context_length,
+            cache_enabled=cache_enabled,
+        )
+        self.page_size, self.num_rows, self.context_length = page_size, num_rows, context_length
+        self.cache_enabled = cache_enabled
+        self.free = [tuple(range(p * page_size, (p + 1) * page_size)) for p in range(1, num_pages + 1)]
+        self.cached: dict[tuple[bytes, bytes], tuple[int, ...]] = {}
+        self.released: dict[tuple[bytes, bytes], int] = {}  # when the last tenancy of a cached page left
+        self.clock = 0
+        self.evicted = 0
+        self.requests: list[Request] = []
+        self.memory: dict[int, tuple[bytes, bytes]] = {}  # what the last write put into a slot
+
+    # What the model says
+
+    def matched(self, namespace: bytes, tokens: tuple[int, ...]) -> int:
+        end = 0
+        while end + self.page_size <= len(tokens) and (namespace, to_key(tokens[: end + self.page_size])) in self.cached:
+            end += self.page_size
+        return end
+
+    def locked(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (request.namespace, to_key(request.tokens[:end]))
+            for request in self.requests
+            for end in range(self.page_size, request.shared + 1, self.page_size)
+        ]
+
+    def evictable(self) -> list[tuple[bytes, bytes]]:
+        locked = dict.fromkeys(self.locked())
+        return [page for page in self.cached if page not in locked]
+
+    def pages(self, length: int) -> int:
+        return -(-length // self.page_size)
+
+    def evict(self, num_pages: int) -> None:
+        """The least recently used page that no cached page continues goes first, from the tail of a path to its head."""
+        for _ in range(num_pages):
+            leaves = [
+                (namespace, key)
+                for namespace, key in self.evictable()
+                if not any(n == namespace and len(k) > len(key) and k.startswith(key) for n, k in self.cached)
+            ]
+            victim = min(leaves, key=lambda page: (self.released[page], -len(page[1])))
+            self.free.append(self.cached.pop(victim))
+            del self.released[victim]
+
+    def make_room(self, num_pages: int) -> None:
+        """Follows the ledger's evictions: what was missing, or at most a sixteenth of a leaf more."""
+        evicted = self.ledger.evicted_total - self.evicted
+        self.evicted = self.ledger.evicted_total
+        missing = max(0, num_pages - len(self.free)) * self.page_size
+        assert missing <= evicted
+        assert evicted % self.page_size == 0
+        assert evicted == missing or (missing and evicted - missing <= self.pages(self.context_length // 16) * self.page_size)
+        self.evict(evicted // self.page_size)
+
+    def take(self, request: Request, num_pages: int) -> None:
+        """Reads from the table which pages the row got, and checks that they were free."""
+        start = request.shared + len(request.own) * self.page_size
+        for i in range(num_pages):
+            entries = self.ledger.table[request.tenancy.row, start + i * self.page_size :][: self.page_size]
+            page = tuple(entries.tolist())
+            self.free.remove(page)
+            request.own.append(page)
+
+    # Operations
+
+    def open(self, namespace: bytes, tokens: tuple[int, ...], length: int, reserve: int = 0) -> Request | None:
+        key_tokens = tokens[:-1]
+        matched = self.matched(namespace, key_tokens)
+        assert self.ledger.peek(namespace, to_key(key_tokens)) == matched
+        missing = max(0, self.pages(length) - matched // self.page_size)
+        heads = [(namespace, to_key(tokens[:end])) for end in range(self.page_size, matched + 1, self.page_size)]
+        evictable = [page for page in self.evictable() if page not in heads]
+        fits = missing * self.page_size + reserve <= (len(self.free) + len(evictable)) * self.page_size
+        before = cached_pages(self.ledger)
+        tenancy = self.ledger.open(namespace, to_key(key_tokens), length, reserve)
+        assert (tenancy is not None) == (fits and len(self.requests) < self.num_rows)
+        if tenancy is None:
+            assert cached_pages(self.ledger) == before
+            self.check()
+            return None
+        assert (tenancy.cached_tokens, tenancy.shared, tenancy.namespace) == (matched, matched, namespace)
+        request = Request(tenancy, namespace, tokens, matched, matched, [])
+        self.requests.append(request)
+        self.make_room(missing)
+        self.take(request, missing)
+        self.check()
+        return request
+
+    def grow(self, growing: list[Request], lengths: list[int], together: bool) -> None:
+        """Grows requests that fit; those that do not are left as they are."""
+        chosen, targets, total = [], [], 0
+        for request, length in zip(growing, lengths, strict=True):
+            pages = max(0, self.pages(length) - request.shared // self.page_size - len(request.own))
+            assert self.ledger.pages_to_grow(request.tenancy, length) == pages
+            if (total + pages) * self.page_size <= self.ledger.available_tokens:
+                total += pages
+                chosen.append((request, pages))
+                targets.append(length)
+        if together:
+            self.ledger.grow_all([request.tenancy for request, _ in chosen], targets)
+            self.make_room(total)
+        for (request, pages), length in zip(chosen, targets, strict=True):
+            if not together:
+                self.ledger.grow(request.tenancy, length)
+                self.make_room(pages)
+            self.take(request, pages)
+        self.check()
+
+    def compute(self, request: Request, end: int) -> None:
+        """Writes the K/V of positions up to `end` (as far as there are tokens and slots) through the table."""
+        end = min(end, len(request.tokens), request.tenancy.allocated)
+        for position in range(request.computed, end):
+            slot = int(self.ledger.table[request.tenancy.row, position])
+            self.memory[slot] = (request.namespace, to_key(request.tokens[: position + 1]))
+        request.computed = max(request.computed, end)
+        self.check()
+
+    def insert(self, request: Request, end: int) -> int:
+        """What sharing `tokens[:end]` must do to the model; the first position whose slot changes."""
+        size, changed = self.page_size, end
+        if not self.cache_enabled:
+            return end
+        while request.shared + size <= end:
+            name = (request.namespace, to_key(request.tokens[: request.shared + size]))
+            page = request.own.pop(0)
+            if name in self.cached:
+                changed = min(changed, request.shared)
+                self.free.append(page)
+            else:
+                self.cached[name] = page
+            request.shared += size
+        return changed
+
+    def share(self, request: Request, end: int) -> None:
+        end = min(end, request.computed)
+        row = self.ledger.table[request.tenancy.row]
+        before = row[: request.tenancy.allocated].copy()
+        expected = self.insert(request, end)
+        result = self.ledger.share(request.tenancy, to_key(request.tokens[:end]))
+        differs = np.flatnonzero(before != row[: len(before)])
+        assert result == expected == (differs[0] if len(differs) else end)
+        self.check()
+
+    def close(self, request: Request, end: int | None) -> None:
+        if end is not None:
+            end = min(end, request.computed)
+            self.insert(request, end)
+        self.ledger.close(request.tenancy, None if end is None else to_key(request.tokens[:end]))
+        self.free += request.own
+        self.requests.remove(request)
+        self.clock += 1
+        locked = dict.fromkeys(self.locked())
+        for length in range(self.page_size, request.shared + 1, self.page_size):
+            page = (request.namespace, to_key(request.tokens[:length]))
+            if page not in locked:
+                self.released[page] = self.clock
+        self.check()
+
+    def flush(self) -> None:
+        for request in list(self.requests):
+            self.close(request, None)
+        self.ledger.flush()
+        self.free += self.cached.values()
+        self.cached, self.released = {}, {}
+        self.check()
+
+    # Comparison
+
+    def check(self) -> None:
+        ledger = self.ledger
+        check_ledger(ledger)
+        assert cached_pages(ledger) == self.cached
+        size = self.page_size
+        assert sorted(ledger.allocator.free_slots.reshape(-1, size).tolist()) == sorted(map(list, self.free))
+        assert ledger.free_tokens == len(self.free) * size
+        assert ledger.cached_tokens == len(self.cached) * size
+        assert ledger.evictable_tokens == len(self.evictable()) * size
+        assert ledger.locked_tokens == ledger.cached_tokens - ledger.evictable_tokens
+        assert ledger.held_tokens == sum(len(request.own) for request in self.requests) * size
+        assert ledger.available_tokens == ledger.free_tokens + ledger.evictable_tokens
+        assert ledger.free_rows == self.num_rows - len(self.requests)
+        assert ledger.evicted_total == self.evicted
+        for request in self.requests:
+            tenancy = request.tenancy
+            assert (tenancy.shared, tenancy.allocated) == (request.shared, request.shared + len(request.own) * size)
+            row = ledger.table[tenancy.row, : request.computed].tolist()
+            for position, slot in enumerate(row):
+                expected = (request.namespace, to_key(request.tokens[: position + 1]))
+                assert self.memory[slot] == expected, f"position {position} of row {tenancy.row} reads another prefix"
