@@ -1,4 +1,4 @@
-"""What tests of several rooms share: the default model, addresses of a server's pipes, and patience on a busy machine."""
+"""What tests of several rooms share: the default model, addresses of a server's pipes, and patience when it is busy."""
 
 import os
 import tempfile
