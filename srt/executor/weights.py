@@ -1,0 +1,111 @@
+"""L4, each rank: a model's weights as a stream of (name, tensor), whatever file they come from.
+
+Names are Hugging Face's; every rank reads the whole stream and keeps its share. Tensors live on the CPU, one at a time:
+from safetensors and dummy weights without a copy where the type already fits.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from srt import weight_names
+from srt.gguf_files import GGUFTensor, read_gguf
+from srt.model_config import ModelConfig
+from srt.model_files import ModelFiles, safetensors_files
+
+_DUMMY_STD = 0.02
+_DUMMY_BLOCK = (1 << 20) + 7  # elements drawn per tensor and repeated; odd, so that rows do not repeat in step
+
+
+def iterate_weights(
+    files: ModelFiles, dtype: torch.dtype, *, seed: int = 0, progress: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of `weight_names.weight_shapes`, each once, in the file's order.
+
+    `seed` is of dummy weights: the same seed gives a tensor the same values wherever it comes in the order.
+    """
+    shapes = weight_names.weight_shapes(files.model_config)
+    if files.weights == "dummy":
+        stream = _dummy(shapes, seed, dtype)
+    elif files.weights == "gguf":
+        assert files.gguf_path is not None
+        stream = _gguf(files.gguf_path, files.model_config)
+    else:
+        stream = _safetensors(safetensors_files(files.folder), shapes.keys())
+    elements = sum(int(np.prod(shape)) for shape in shapes.values())
+    with tqdm(
+        desc="loading weights",
+        total=elements * dtype.itemsize,
+        unit="B",
+        unit_scale=True,
+        file=sys.stderr,
+        disable=not progress,
+    ) as bar:
+        for name, tensor in stream:
+            assert tuple(tensor.shape) == shapes[name]
+            yield name, tensor.to(dtype)
+            bar.update(tensor.numel() * dtype.itemsize)
+
+
+def _safetensors(paths: list[Path], names: object) -> Iterator[tuple[str, torch.Tensor]]:
+    from safetensors import safe_open
+
+    for path in paths:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                if name in names:
+                    yield name, file.get_tensor(name)
+
+
+def _gguf(path: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    gguf = read_gguf(path)
+    # llama.cpp's llama rotates neighbouring elements where Hugging Face's rotates the halves of a head.
+    permuted = gguf.metadata["general.architecture"] == "llama"
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    data = np.memmap(path, np.uint8, "r")
+    for tensor in gguf.tensors.values():
+        name = weight_names.from_gguf(tensor.name)
+        if name is None:
+            continue
+        values = dequantize(data, tensor)
+        part = tensor.name.split(".")[-2]
+        if permuted and part in heads:
+            values = unpermute(values, heads[part])
+        yield name, torch.from_numpy(values)
+
+
+def dequantize(data: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
+    """`data` is the file's bytes. Float32 in the tensor's shape, in memory of its own."""
+    from gguf import GGMLQuantizationType, quants
+
+    stored = data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(*tensor.shape[:-1], -1)
+    kind = GGMLQuantizationType(tensor.type_id)
+    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+        values = stored.view(np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
+        return np.array(values, np.float32)
+    return np.ascontiguousarray(quants.dequantize(stored, kind), np.float32)
+
+
+def unpermute(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """[heads * head_dim, ...]: pairs (2i, 2i + 1) of each head become (i, i + head_dim / 2)."""
+    head_dim = values.shape[0] // num_heads
+    pairs = values.reshape(num_heads, head_dim // 2, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _dummy(shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, shape in shapes.items():
+        generator = torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode()))
+        count = int(np.prod(shape))
+        block = torch.randn(min(count, _DUMMY_BLOCK), generator=generator) * _DUMMY_STD
+        if name.endswith("norm.weight"):
+            block += 1
+        block = block.to(dtype)
+        yield name, block.repeat(-(-count // len(block)))[:count].view(shape)
