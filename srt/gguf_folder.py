@@ -34,7 +34,7 @@ def folder_files(gguf: GGUFFile) -> dict[str, dict[str, Any]]:
     ends = [ids["eos"], ids["eot"], *(tokens.index(token) for token in END_OF_TURN if token in tokens)]
     end_ids = list(dict.fromkeys(index for index in ends if index is not None))
     special = {"bos_token_id": ids["bos"], "eos_token_id": end_ids}
-    template = metadata.get("tokenizer.chat_template")
+    template = _chat_template(metadata)
     return {
         "config.json": {**_shapes(gguf), **special},
         "generation_config.json": special,
@@ -52,6 +52,15 @@ def folder_files(gguf: GGUFFile) -> dict[str, dict[str, Any]]:
             **({"chat_template": template} if template else {}),
         },
     }
+
+
+def _chat_template(metadata: dict[str, Any]) -> str | list[dict[str, str]] | None:
+    """As in tokenizer_config.json: one template, or a list of named ones."""
+    default, others = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.chat_templates", [])
+    if not default or not others:
+        return default
+    named = {"default": default, **{name: metadata[f"tokenizer.chat_template.{name}"] for name in others}}
+    return [{"name": name, "template": template} for name, template in named.items()]
 
 
 def _shapes(gguf: GGUFFile) -> dict[str, Any]:
