@@ -42,6 +42,9 @@ class Device:
     memory: dict[str, Any]  # for the start-up report and /server_info; JSON types
 
 
+MakeDevice = Callable[[ChildSpec, TokenBytes], Device]
+
+
 class ZmqOutlet:
     """The leader's way out: tokens to the detokenizer, replies straight to the frontend."""
 
@@ -61,12 +64,12 @@ def main(spec: ChildSpec, ready: Ready) -> None:
     run(spec, ready, _load_model)
 
 
-def run(spec: ChildSpec, ready: Ready, make_device: Callable[[ChildSpec], Device]) -> None:
+def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
     """Builds this rank's engine and runs its loop until the process is stopped."""
     config = spec.config
     record = RankRecord(Board(spec.endpoints.board, config.tp_size), spec.rank)
     token_bytes = TokenBytes.from_folder(Path(spec.tokenizer_folder))
-    device = make_device(spec)
+    device = make_device(spec, token_bytes)
     ledger = Ledger(
         num_pages=device.pool_tokens // config.page_size,
         page_size=config.page_size,
@@ -103,5 +106,47 @@ def run(spec: ChildSpec, ready: Ready, make_device: Callable[[ChildSpec], Device
         context.destroy()
 
 
-def _load_model(spec: ChildSpec) -> Device:
-    raise NotImplementedError
+def _load_model(spec: ChildSpec, token_bytes: TokenBytes) -> Device:
+    """Weights first, then the pool: as large as what is left allows."""
+    from srt.executor.device import free_memory, resolve_device, resolve_dtype
+    from srt.executor.memory_plan import plan_memory
+    from srt.executor.model_runner import ModelRunner
+    from srt.executor.weights import iterate_weights
+    from srt.model_files import ModelFiles
+    from srt.models.loader import load_model
+
+    config, model_config = spec.config, spec.model
+    device, dtype = resolve_device(config), resolve_dtype(config, model_config)
+    gguf_path = Path(spec.gguf_path) if spec.gguf_path else None
+    files = ModelFiles(
+        spec.title, Path(spec.folder), Path(spec.tokenizer_folder), spec.weights, gguf_path, model_config
+    )
+    free_before = free_memory(device)
+    weights = iterate_weights(files, dtype, seed=config.random_seed or 0, progress=spec.rank == 0)
+    model = load_model(model_config, weights, dtype, device, context_length=config.context_length)
+    plan = plan_memory(
+        free_before=free_before,
+        free_after=free_memory(device),
+        fraction=config.mem_fraction_static,
+        bytes_per_token=model_config.kv_elements_per_token * dtype.itemsize,
+        page_size=config.page_size,
+        max_total_tokens=config.max_total_tokens,
+    )
+    runner = ModelRunner(
+        model,
+        model_config,
+        num_rows=config.max_running_requests,
+        context_length=config.context_length,
+        pool_tokens=plan.pool_tokens,
+        page_size=config.page_size,
+        num_tokens_vocab=len(token_bytes.table),
+        kv_dtype=dtype,
+        device=device,
+    )
+    memory = {
+        "summary": str(plan),
+        "weights_bytes": plan.weights,
+        "kv_bytes": plan.pool_bytes,
+        "pool_tokens": plan.pool_tokens,
+    }
+    return Device(runner, plan.pool_tokens, memory)
