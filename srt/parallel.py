@@ -42,7 +42,7 @@ class ParallelContext:
         return torch.cat(parts, dim=-1)
 
     def shard(self, total: int) -> range:
-        """This rank's part of `total` equal items. Asserts that they divide: shapes are checked before they get here."""
+        """This rank's part of `total` equal items, which divide: shapes are checked before they get here."""
         assert total % self.size == 0
         part = total // self.size
         return range(self.rank * part, (self.rank + 1) * part)

@@ -20,7 +20,7 @@ class LayerContext:
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        """Of what flows between layers. A CPU computes narrow weights in float32: it has few or no narrow instructions."""
+        """Of what flows between layers. A CPU computes in float32: it has few or no instructions for narrower types."""
         return torch.float32 if self.device.type == "cpu" else self.dtype
 
     def empty(self, *shape: int) -> torch.Tensor:

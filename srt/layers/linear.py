@@ -41,8 +41,8 @@ class Linear:
 class ColumnParallelLinear(Linear):
     """Several projections of one input as one matmul, each split over ranks by its outputs.
 
-    `parts` maps a checkpoint name ("gate_proj") to its full number of outputs and to this rank's range of them. The outputs
-    lie side by side in that order; `split_sizes` are their widths.
+    `parts` maps a checkpoint name ("gate_proj") to its full number of outputs and to this rank's range of them. The
+    outputs lie side by side in that order; `split_sizes` are their widths.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""L4, each rank: the architectures we serve, one a file, loaded when a checkpoint names them. This file needs no torch."""
+"""L4, each rank: the architectures we serve, one a file, imported when a checkpoint names them. No torch here."""
 
 from srt.registry import Registry
 

@@ -1,0 +1,31 @@
+"""L4, each rank: which device and which types a configuration means."""
+
+from __future__ import annotations
+
+import torch
+
+from srt.config import ServerConfig
+from srt.executor.memory_plan import available_ram
+from srt.model_config import ModelConfig, ModelError
+
+
+def resolve_device(config: ServerConfig, rank: int = 0) -> torch.device:
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.device_count() > rank else "cpu"
+    if kind == "cuda":
+        raise ModelError("this version serves on the CPU only: pass --device cpu")
+    return torch.device(kind)
+
+
+def resolve_dtype(config: ServerConfig, model_config: ModelConfig) -> torch.dtype:
+    """Of weights and K/V. A CPU decodes as fast as it can read its weights, so auto never takes more than two bytes."""
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)
+    return torch.bfloat16 if model_config.dtype == "float32" else getattr(torch, model_config.dtype)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that weights and pool could still take."""
+    assert device.type == "cpu"
+    return available_ram()

@@ -1,0 +1,65 @@
+"""L4, each rank: token embedding and language-model head, both split over ranks by vocabulary.
+
+Shapes: N tokens, D hidden size, W vocabulary rows of this rank.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from srt.layers.context import LayerContext, WeightSlot, WeightSlots
+from srt.layers.linear import Linear
+
+
+class VocabShard:
+    """Rows [start, start + rows) of the vocabulary, of which the first `filled` exist; the last shard may be padded."""
+
+    def __init__(self, context: LayerContext, vocab_size: int):
+        size = context.parallel.size
+        self.vocab_size = vocab_size
+        self.rows = -(-vocab_size // size)
+        self.start = min(context.parallel.rank * self.rows, vocab_size)
+        self.filled = min(self.rows, vocab_size - self.start)
+
+    def slot(self, weight_WD: torch.Tensor) -> WeightSlot:
+        weight_WD[self.filled :].zero_()
+        return WeightSlot(weight_WD[: self.filled], (self.vocab_size, weight_WD.shape[1]), start=self.start)
+
+
+class VocabParallelEmbedding:
+    def __init__(self, context: LayerContext, vocab_size: int, hidden_size: int):
+        self._parallel = context.parallel
+        self._dtype = context.activation_dtype
+        self._shard = VocabShard(context, vocab_size)
+        self.weight_WD = context.empty(self._shard.rows, hidden_size)
+
+    def weight_slots(self) -> WeightSlots:
+        yield "weight", self._shard.slot(self.weight_WD)
+
+    def __call__(self, ids_N: torch.Tensor) -> torch.Tensor:
+        if self._parallel.size == 1:
+            return F.embedding(ids_N, self.weight_WD).to(self._dtype)
+        local_N = ids_N - self._shard.start
+        mine_N = (local_N >= 0) & (local_N < self._shard.filled)
+        x_ND = F.embedding(local_N * mine_N, self.weight_WD).to(self._dtype) * mine_N.unsqueeze(-1)
+        return self._parallel.all_reduce(x_ND)
+
+
+class ParallelLMHead(Linear):
+    """Hidden states to logits [N, vocab_size]. Give it the embedding to share its weight."""
+
+    def __init__(
+        self, context: LayerContext, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None
+    ):
+        self._parallel = context.parallel
+        self._shard = VocabShard(context, vocab_size)
+        self._tied = tied_to is not None
+        super().__init__(context, hidden_size, self._shard.rows, bias=False, weight_OI=tied_to and tied_to.weight_WD)
+
+    def weight_slots(self) -> WeightSlots:
+        if not self._tied:
+            yield "weight", self._shard.slot(self.weight_OI)
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return self._parallel.all_gather(super().__call__(x_ND))[:, : self._shard.vocab_size]

@@ -1,0 +1,97 @@
+"""L4, each rank: Llama and Mistral, a stack of pre-norm decoder layers with SwiGLU feed-forward blocks.
+
+Shapes: N tokens of a step, L those of them whose logits are wanted, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from srt.layers.activation import silu_and_mul
+from srt.layers.attention import Attend, Attention
+from srt.layers.context import LayerContext, WeightSlots, under
+from srt.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from srt.layers.layernorm import RMSNorm
+from srt.layers.linear import ColumnParallelLinear, RowParallelLinear
+from srt.layers.rotary_embedding import RotaryEmbedding
+from srt.model_config import ModelConfig
+
+
+class FeedForward:
+    def __init__(self, context: LayerContext, config: ModelConfig):
+        part = (config.intermediate_size, context.parallel.shard(config.intermediate_size))
+        parts = {"gate_proj": part, "up_proj": part}
+        self._gate_up = ColumnParallelLinear(context, config.hidden_size, parts, config.mlp_bias)
+        self._down = RowParallelLinear(
+            context, "down_proj", config.intermediate_size, config.hidden_size, config.mlp_bias
+        )
+
+    def weight_slots(self) -> WeightSlots:
+        yield from self._gate_up.weight_slots()
+        yield from self._down.weight_slots()
+
+    def pack(self) -> None:
+        self._gate_up.pack()
+        self._down.pack()
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return self._down(silu_and_mul(self._gate_up(x_ND)))
+
+
+class DecoderLayer:
+    def __init__(self, context: LayerContext, config: ModelConfig, layer: int):
+        self._attention = Attention(context, config, layer)
+        self._feed_forward = FeedForward(context, config)
+        self._attention_norm = RMSNorm(context, config.hidden_size, config.rms_norm_eps)
+        self._feed_forward_norm = RMSNorm(context, config.hidden_size, config.rms_norm_eps)
+
+    def weight_slots(self) -> WeightSlots:
+        yield from under("self_attn.", self._attention.weight_slots())
+        yield from under("mlp.", self._feed_forward.weight_slots())
+        yield from under("input_layernorm.", self._attention_norm.weight_slots())
+        yield from under("post_attention_layernorm.", self._feed_forward_norm.weight_slots())
+
+    def pack(self) -> None:
+        self._attention.pack()
+        self._feed_forward.pack()
+
+    def __call__(self, x_ND: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
+        """Adds to x_ND in place."""
+        x_ND += self._attention(self._attention_norm(x_ND), angles, attend)
+        x_ND += self._feed_forward(self._feed_forward_norm(x_ND))
+        return x_ND
+
+
+class LlamaForCausalLM:
+    """`context_length` is the most positions a request may have."""
+
+    def __init__(self, context: LayerContext, config: ModelConfig, context_length: int):
+        self._embedding = VocabParallelEmbedding(context, config.vocab_size, config.hidden_size)
+        self._rotary = RotaryEmbedding(context, config, context_length)
+        self._layers = [DecoderLayer(context, config, layer) for layer in range(config.num_layers)]
+        self._norm = RMSNorm(context, config.hidden_size, config.rms_norm_eps)
+        tied_to = self._embedding if config.tie_word_embeddings else None
+        self._head = ParallelLMHead(context, config.vocab_size, config.hidden_size, tied_to)
+
+    def weight_slots(self) -> WeightSlots:
+        yield from under("model.embed_tokens.", self._embedding.weight_slots())
+        for index, layer in enumerate(self._layers):
+            yield from under(f"model.layers.{index}.", layer.weight_slots())
+        yield from under("model.norm.", self._norm.weight_slots())
+        yield from under("lm_head.", self._head.weight_slots())
+
+    def pack(self) -> None:
+        for layer in self._layers:
+            layer.pack()
+        self._head.pack()
+
+    def forward(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """The last layer's normalised hidden states [N, D]."""
+        x_ND = self._embedding(ids_N)
+        angles = self._rotary.at(positions_N)
+        for layer in self._layers:
+            x_ND = layer(x_ND, angles, attend)
+        return self._norm(x_ND)
+
+    def logits(self, x_LD: torch.Tensor) -> torch.Tensor:
+        return self._head(x_LD)

@@ -1,0 +1,111 @@
+"""A small scheduler written apart from the real one, so that the executor is tested by its contract alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from srt.executor.model_runner import ModelRunner
+from srt.messages import SamplingParams
+from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
+
+
+@dataclass
+class Tenant:
+    """One request. `slots[i]` holds position i; the first `cached` of them were computed by another."""
+
+    row: int
+    tokens: list[int]  # prompt, then what came out
+    prompt_len: int
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...] = ()
+    slots: list[int] = field(default_factory=list)
+    cached: int = 0
+    computed: int = 0
+    told: int = 0  # slot table entries the executor has
+    opened: bool = False
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def decodes(self) -> bool:
+        return len(self.output) > 0
+
+
+class StepDriver:
+    def __init__(self, runner: ModelRunner, *, pool_tokens: int, page_size: int, seed: int = 0):
+        self.runner = runner
+        self.page_size = page_size
+        pages = list(range(1, pool_tokens // page_size + 1))
+        random.Random(seed).shuffle(pages)
+        self.free = pages
+        self.steps = 0
+
+    def tenant(self, row: int, prompt: list[int], sampling: SamplingParams, **extra: object) -> Tenant:
+        return Tenant(row, list(prompt), len(prompt), sampling, **extra)  # type: ignore[arg-type]
+
+    def share(self, tenant: Tenant, donor: Tenant, length: int) -> None:
+        """The tenant's first `length` positions, whole pages, are the donor's: a cache hit."""
+        assert length % self.page_size == 0
+        assert donor.computed >= length
+        assert tenant.tokens[:length] == donor.tokens[:length]
+        tenant.slots = donor.slots[:length]
+        tenant.cached = tenant.computed = length
+
+    def _reserve(self, tenant: Tenant, total: int) -> None:
+        while len(tenant.slots) < total:
+            page = self.free.pop()
+            tenant.slots += range(page * self.page_size, (page + 1) * self.page_size)
+
+    def plan(self, tenants: list[Tenant], chunk: int) -> tuple[ScheduleBatch, list[Tenant]]:
+        """Decode rows compute one token, the others up to `chunk` of their prompt."""
+        ordered = [t for t in tenants if t.decodes] + [t for t in tenants if not t.decodes]
+        opened, start, length, first, samples, table_start, slots = [], [], [], [], [], [], []
+        for t in ordered:
+            if not t.opened:
+                opened.append(
+                    OpenedRow(t.row, np.array(t.tokens, np.int32), t.prompt_len, t.sampling, t.stop_token_ids)
+                )
+                t.opened = True
+            size = 1 if t.decodes else min(chunk, t.prompt_len - t.computed)
+            end = t.computed + size
+            self._reserve(t, end)
+            last = end >= t.prompt_len
+            start.append(t.computed)
+            length.append(size)
+            samples.append(last)
+            first.append(end - 1 if last else end)
+            table_start.append(t.told)
+            slots += t.slots[t.told : end]
+            t.told = t.computed = end
+        as_int = [np.array(x, np.int32) for x in ([t.row for t in ordered], start, length, first)]
+        batch = ScheduleBatch(
+            self.steps,
+            tuple(opened),
+            sum(t.decodes for t in ordered),
+            *as_int,
+            np.array(samples, bool),
+            np.array(table_start, np.int32),
+            np.array(slots, np.int32),
+        )
+        self.steps += 1
+        return batch, [t for t, s in zip(ordered, samples, strict=True) if s]
+
+    def step(self, tenants: list[Tenant], chunk: int = 10**6, masks: TokenMasks | None = None) -> StepResult:
+        batch, sampling = self.plan(tenants, chunk)
+        launched = self.runner.forward(batch)
+        self.runner.sample(launched, masks)
+        result = self.runner.result(launched)
+        assert len(result.tokens) == len(sampling)
+        for tenant, token in zip(sampling, result.tokens.tolist(), strict=True):
+            tenant.tokens.append(token)
+        return result
+
+    def generate(self, tenants: list[Tenant], count: int, chunk: int = 10**6) -> list[list[int]]:
+        while any(len(t.output) < count for t in tenants):
+            self.step([t for t in tenants if len(t.output) < count], chunk)
+        return [t.output for t in tenants]
