@@ -120,7 +120,7 @@ async def serve(
     config: ServerConfig, files: ModelFiles, listener: socket.socket, scheduler_door: str = SCHEDULER_DOOR
 ) -> int:
     """Runs the house until a signal (exit code 0) or until one of its processes dies or fails to start (1)."""
-    from srt.frontend.app import Frontend
+    from srt.frontend import app
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ async def serve(
     board = Board.create(endpoints.board, config.tp_size)
     _log_configuration(config)
     children: list[Child] = []
-    frontend = Frontend(config=config, files=files, endpoints=endpoints, board=board)
+    frontend: app.Frontend | None = None
     try:
         for title, door in (("detokenizer", DETOKENIZER_DOOR), ("scheduler 0", scheduler_door)):
             children.append(await Child.start(door, _child_spec(title, config, endpoints, files)))
@@ -141,14 +141,14 @@ async def serve(
         engine = answers[1]
         limits = Limits(config.context_length, engine["pool_tokens"], config.page_size)
         log.info("memory: %s", engine["memory"]["summary"])
-        await frontend.start(listener, limits, engine["memory"])
-        log.info("ready: http://%s:%d serves %s", config.host, config.port, frontend.model_name)
+        frontend = await app.serve(config, files, limits, endpoints, board, engine, listener)
+        log.info("ready: http://%s:%d", config.host, config.port)
         obituary = await _unless(stop, _first_death(children))
         if obituary is None:
             log.info("stopping: no new requests, up to %.0f s for those that run", DRAIN_SECONDS)
             stop.clear()
-            obituary = await _unless(stop, _first_of(frontend.drain(DRAIN_SECONDS), _first_death(children)))
-        if obituary is None:
+            frontend.drain()
+            await _unless(stop, _first_of(frontend.drained(DRAIN_SECONDS), _first_death(children)))
             return 0
         log.error("%s; stopping", obituary)
         frontend.fail(obituary)
@@ -157,7 +157,8 @@ async def serve(
     except StartError as error:
         return _refuse(error)
     finally:
-        await frontend.stop()
+        if frontend is not None:
+            await frontend.stop()
         await asyncio.gather(*(child.stop(STOP_SECONDS) for child in children))
         board.close()
         shutil.rmtree(folder, ignore_errors=True)
