@@ -2,7 +2,7 @@
 
 Only the rank itself writes its record; the main process reads them all, also when a rank hangs or has died. A record
 carries a heartbeat, what the rank is doing, the ledger's gauges, and the digests of its last steps, written before
-the step's first collective. A version number that is odd while a write goes on tells a reader to look again.
+the step's first collective. A checksum tells a reader who came in the middle of a write to look again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import time
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -40,11 +41,15 @@ class Phase(IntEnum):
     STOPPED = 3
 
 
-_HEAD = struct.Struct("<QQQdQQ")  # version, pid, phase, heartbeat, step, digest
+_CHECKSUM = struct.Struct("<Q")  # CRC-32 of all that follows
+_HEAD = struct.Struct("<QQdQQ")  # pid, phase, heartbeat, step, digest
 _GAUGES = struct.Struct(f"<{len(GAUGES)}Q")
 _STEP = struct.Struct("<QQ")  # step, digest
-_HEAD_SIZE, _GAUGES_SIZE = 64, 256
-_RECORD = _HEAD_SIZE + _GAUGES_SIZE + RING * _STEP.size
+_GAUGES_AT = _HEAD.size
+_RING_AT = _GAUGES_AT + _GAUGES.size
+_BODY = _RING_AT + RING * _STEP.size
+_RECORD = _CHECKSUM.size + _BODY
+_READ_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Board:
 
     def __init__(self, path: str, num_ranks: int) -> None:
         self.num_ranks = num_ranks
+        self._last = [_seal(bytes(_BODY))] * num_ranks
         fd = os.open(path, os.O_RDWR)
         try:
             self._map = mmap.mmap(fd, num_ranks * _RECORD)
@@ -72,23 +78,21 @@ class Board:
     @classmethod
     def create(cls, path: str, num_ranks: int) -> Board:
         with open(path, "xb") as file:
-            file.truncate(num_ranks * _RECORD)
+            file.write(_seal(bytes(_BODY)) * num_ranks)
         return cls(path, num_ranks)
 
     def read(self, rank: int) -> Record:
-        base = rank * _RECORD
-        for attempt in range(1000):
-            raw = self._map[base : base + _RECORD]
-            version, pid, phase, heartbeat, step, digest = _HEAD.unpack_from(raw)
-            if version % 2 == 0 and struct.unpack_from("<Q", self._map, base)[0] == version:
+        """The rank's record as it is now; if its writer died in the middle of a write, the last one that was read."""
+        for _ in range(_READ_ATTEMPTS):
+            raw = self._map[rank * _RECORD : (rank + 1) * _RECORD]
+            if raw == _seal(raw[_CHECKSUM.size :]):
+                self._last[rank] = raw
                 break
-            if attempt > 10:
-                time.sleep(0.0001)
-        gauges = dict(zip(GAUGES, _GAUGES.unpack_from(raw, _HEAD_SIZE), strict=True))
-        ring = _HEAD_SIZE + _GAUGES_SIZE
-        recent = sorted(
-            entry for entry in (_STEP.unpack_from(raw, ring + i * _STEP.size) for i in range(RING)) if entry[0]
-        )
+            time.sleep(0.0001)
+        body = self._last[rank][_CHECKSUM.size :]
+        pid, phase, heartbeat, step, digest = _HEAD.unpack_from(body)
+        gauges = dict(zip(GAUGES, _GAUGES.unpack_from(body, _GAUGES_AT), strict=True))
+        recent = sorted(entry for entry in _STEP.iter_unpack(body[_RING_AT:]) if entry[0])
         return Record(pid, Phase(phase), heartbeat, step, digest, gauges, tuple(recent))
 
     def close(self) -> None:
@@ -101,11 +105,10 @@ class RankRecord:
     def __init__(self, board: Board, rank: int) -> None:
         self._map = board._map
         self._base = rank * _RECORD
-        self._version = 0
+        self._body = bytearray(_BODY)
         self._pid = os.getpid()
         self._phase = Phase.STARTING
         self._step = self._digest = 0
-        self._gauges = (0,) * len(GAUGES)
         self._write()
 
     def beat(self, phase: Phase) -> None:
@@ -115,18 +118,18 @@ class RankRecord:
     def step(self, step: int, digest: int) -> None:
         """Steps count from 1; digests are 64 bits wide."""
         self._phase, self._step, self._digest = Phase.RUNNING, step, digest
-        _STEP.pack_into(self._map, self._base + _HEAD_SIZE + _GAUGES_SIZE + step % RING * _STEP.size, step, digest)
+        _STEP.pack_into(self._body, _RING_AT + step % RING * _STEP.size, step, digest)
         self._write()
 
     def gauges(self, **values: int) -> None:
         """All of GAUGES, by name."""
-        self._gauges = tuple(map(values.__getitem__, GAUGES))
+        _GAUGES.pack_into(self._body, _GAUGES_AT, *map(values.__getitem__, GAUGES))
         self._write()
 
     def _write(self) -> None:
-        self._version += 1
-        struct.pack_into("<Q", self._map, self._base, self._version)
-        _GAUGES.pack_into(self._map, self._base + _HEAD_SIZE, *self._gauges)
-        self._version += 1
-        now = time.monotonic()
-        _HEAD.pack_into(self._map, self._base, self._version, self._pid, self._phase, now, self._step, self._digest)
+        _HEAD.pack_into(self._body, 0, self._pid, self._phase, time.monotonic(), self._step, self._digest)
+        self._map[self._base : self._base + _RECORD] = _seal(self._body)
+
+
+def _seal(body: bytes | bytearray) -> bytes:
+    return _CHECKSUM.pack(zlib.crc32(body)) + body

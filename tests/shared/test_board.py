@@ -1,0 +1,103 @@
+"""The board: one process writes, another reads, and nobody sees half a record."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from srt.board import GAUGES, RING, Board, Phase, RankRecord
+
+HAMMER = """
+import itertools, os, sys
+from srt.board import GAUGES, Board, Phase, RankRecord
+record = RankRecord(Board(sys.argv[1], 2), 1)
+record.step(1, 0x9E3779B97F4A7C15)
+print(flush=True)
+for n in itertools.count(2):
+    record.step(n, n * 0x9E3779B97F4A7C15 % 2**64)
+    record.gauges(**dict.fromkeys(GAUGES, n))
+    record.beat(Phase.IDLE)
+"""
+
+
+def digest_of(step):
+    return step * 0x9E3779B97F4A7C15 % 2**64
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "board")
+
+
+def test_a_record_is_empty_until_its_rank_writes(path):
+    record = Board.create(path, 2).read(1)
+    assert (record.pid, record.phase, record.step, record.digest, record.recent) == (0, Phase.STARTING, 0, 0, ())
+    assert record.gauges == dict.fromkeys(GAUGES, 0)
+
+
+def test_what_a_rank_writes_is_read_elsewhere(path):
+    reader = Board.create(path, 3)
+    writer = RankRecord(Board(path, 3), 1)
+    before = time.monotonic()
+    writer.step(1, 2**64 - 1)
+    gauges = {name: 10 + index for index, name in enumerate(GAUGES)}
+    writer.gauges(**gauges)
+    writer.beat(Phase.IDLE)
+
+    record = reader.read(1)
+    assert (record.pid, record.phase) == (os.getpid(), Phase.IDLE)
+    assert (record.step, record.digest, record.recent) == (1, 2**64 - 1, ((1, 2**64 - 1),))
+    assert record.gauges == gauges
+    assert before <= record.heartbeat <= time.monotonic()
+    assert reader.read(0).pid == reader.read(2).pid == 0
+
+
+def test_the_last_steps_are_kept_oldest_first(path):
+    board = Board.create(path, 1)
+    writer = RankRecord(board, 0)
+    for step in range(1, 2 * RING + 6):
+        writer.step(step, digest_of(step))
+        recent = board.read(0).recent
+        assert recent == tuple((n, digest_of(n)) for n in range(max(1, step - RING + 1), step + 1))
+
+
+def test_a_board_is_made_once(path):
+    Board.create(path, 1).close()
+    with pytest.raises(FileExistsError):
+        Board.create(path, 1)
+
+
+def test_a_reader_never_sees_half_a_record(path):
+    board = Board.create(path, 2)
+    process = subprocess.Popen([sys.executable, "-c", HAMMER, path], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        last, reads, changes = 0, 0, 0
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            record = board.read(1)
+            reads += 1
+            changes += record.step != last
+            assert record.pid == process.pid
+            assert record.digest == digest_of(record.step)
+            assert record.recent[-1:] == ((record.step, record.digest),)
+            assert all(digest == digest_of(step) for step, digest in record.recent)
+            assert [step for step, _ in record.recent] == list(range(max(1, record.step - RING + 1), record.step + 1))
+            assert len(set(record.gauges.values())) == 1
+            assert record.step - 1 <= record.gauges["running"] <= record.step
+            assert record.step >= last
+            last = record.step
+        assert changes > 100, (changes, reads)
+
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        start = time.monotonic()
+        assert board.read(1).step >= last  # what it wrote last outlives it, wherever it was stopped
+        assert time.monotonic() - start < 0.5
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
