@@ -148,8 +148,10 @@ async def serve(
             log.info("stopping: no new requests, up to %.0f s for those that run", DRAIN_SECONDS)
             stop.clear()
             frontend.drain()
-            await _unless(stop, _first_of(frontend.drained(DRAIN_SECONDS), _first_death(children)))
-            return 0
+            ending = await _unless(stop, _first_of(frontend.drained(DRAIN_SECONDS), _first_death(children)))
+            if not isinstance(ending, str):
+                return 0
+            obituary = ending
         log.error("%s; stopping", obituary)
         frontend.fail(obituary)
         await asyncio.sleep(FAREWELL_SECONDS)
