@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from radix.tree import TOKEN_BYTES, Node
+from radix.tree import NO_SLOTS, TOKEN_BYTES, Node
 
 if TYPE_CHECKING:
-    from radix.ledger import Ledger
+    from radix.ledger import Ledger, Tenancy
 
 
 class LedgerError(Exception):
@@ -26,14 +26,15 @@ def check_ledger(ledger: Ledger) -> None:
     _check_pages(ledger, nodes)
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise LedgerError(message)
-
-
 def _name(node: Node) -> str:
-    tokens = np.frombuffer(node.key, np.int32) if node.parent else node.key
-    return f"node {tokens!r} (serial {node.serial}, lock_ref {node.lock_ref})"
+    what = f"tokens {np.frombuffer(node.key, np.int32)[:8]}.." if node.parent else f"the root of {node.key!r}"
+    return f"node {what} (serial {node.serial}, lock_ref {node.lock_ref})"
+
+
+def _place(owner: Node | Tenancy | None) -> str:
+    if owner is None:
+        return "free"
+    return f"cached in {_name(owner)}" if isinstance(owner, Node) else f"held by row {owner.row}"
 
 
 def _nodes(ledger: Ledger) -> list[Node]:
@@ -46,91 +47,94 @@ def _nodes(ledger: Ledger) -> list[Node]:
 
 def _check_nodes(ledger: Ledger, nodes: list[Node]) -> None:
     page_bytes = ledger.page_size * TOKEN_BYTES
-    for namespace, root in ledger.cache.roots.items():
-        _require(root.key == namespace, f"the root of namespace {namespace!r} carries {root.key!r}")
-        _require(bool(root.children) or root.lock_ref > 0, f"the root of namespace {namespace!r} is empty")
-    for node in [*ledger.cache.roots.values(), *nodes]:
+    roots = ledger.cache.roots
+    for namespace, root in roots.items():
+        if root.key != namespace:
+            raise LedgerError(f"{_name(root)} stands for namespace {namespace!r}")
+        if not root.children and not root.lock_ref:
+            raise LedgerError(f"{_name(root)} is empty")
+    for node in [*roots.values(), *nodes]:
         for first_page, child in node.children.items():
-            _require(child.parent is node, f"{_name(child)} has another parent than the node it hangs on")
-            _require(child.key[:page_bytes] == first_page, f"{_name(child)} hangs on a wrong first page")
+            if child.parent is not node:
+                raise LedgerError(f"{_name(child)} has another parent than the node it hangs on")
+            if child.key[:page_bytes] != first_page:
+                raise LedgerError(f"{_name(child)} hangs on a wrong first page")
     for node in nodes:
-        _require(len(node.key) > 0, f"{_name(node)} is empty")
-        _require(len(node.key) % page_bytes == 0, f"{_name(node)} ends within a page")
-        _require(len(node.slots) * TOKEN_BYTES == len(node.key), f"{_name(node)} has {len(node.slots)} slots")
+        if not node.key or len(node.key) % page_bytes:
+            raise LedgerError(f"{_name(node)} has {len(node.key)} bytes of key, not whole pages")
+        if len(node.slots) * TOKEN_BYTES != len(node.key):
+            raise LedgerError(f"{_name(node)} has {len(node.slots)} slots for {len(node.key) // TOKEN_BYTES} tokens")
     cached = sum(len(node.slots) for node in nodes)
-    _require(ledger.cached_tokens == cached, f"cached_tokens is {ledger.cached_tokens}, the tree has {cached}")
+    if ledger.cached_tokens != cached:
+        raise LedgerError(f"cached_tokens is {ledger.cached_tokens}, the tree has {cached}")
 
 
 def _check_rows(ledger: Ledger) -> None:
-    open_rows = [row for row, tenancy in enumerate(ledger.tenancies) if tenancy is not None]
-    rows = sorted(ledger.pool.free_rows + open_rows)
-    _require(rows == list(range(len(ledger.tenancies))), f"rows free or open: {rows}")
-    for row in open_rows:
-        tenancy = ledger.tenancies[row]
-        _require(tenancy.row == row, f"row {row} has the tenancy of row {tenancy.row}")
-        _require(
-            0 <= tenancy.shared <= tenancy.allocated <= ledger.table.shape[1],
-            f"row {row} shares {tenancy.shared} of {tenancy.allocated} tokens",
-        )
-        path = []
-        node = tenancy.node
+    tenancies = [tenancy for tenancy in ledger.tenancies if tenancy is not None]
+    rows = sorted(ledger.pool.free_rows + [tenancy.row for tenancy in tenancies])
+    if rows != list(range(len(ledger.tenancies))):
+        raise LedgerError(f"the rows that are free or open are {rows}")
+    for tenancy in tenancies:
+        row, shared = tenancy.row, tenancy.shared
+        if ledger.tenancies[row] is not tenancy:
+            raise LedgerError(f"row {row} has another tenancy than the one that claims it")
+        in_pages = shared % ledger.page_size == 0 and tenancy.allocated % ledger.page_size == 0
+        if not (in_pages and 0 <= shared <= tenancy.allocated <= ledger.table.shape[1]):
+            raise LedgerError(f"row {row} shares {shared} tokens of {tenancy.allocated}")
+        path, node = [], tenancy.node
         while node.parent is not None:
             path.append(node.slots)
             node = node.parent
-        _require(ledger.cache.roots.get(tenancy.namespace) is node, f"row {row} locks a node outside its namespace")
-        slots = np.concatenate(path[::-1]) if path else np.empty(0, np.int32)
-        _require(
-            np.array_equal(ledger.table[row, : tenancy.shared], slots),
-            f"row {row} shares {tenancy.shared} tokens but not the slots of its locked path ({len(slots)} tokens)",
-        )
+        if ledger.cache.roots.get(tenancy.namespace) is not node:
+            raise LedgerError(f"row {row} locks a node outside its namespace")
+        if not np.array_equal(ledger.table[row, :shared], np.concatenate([NO_SLOTS, *path[::-1]])):
+            raise LedgerError(f"row {row} shares {shared} tokens, but not the slots of its locked path")
 
 
 def _check_locks(ledger: Ledger, nodes: list[Node]) -> None:
     expected = dict.fromkeys([*ledger.cache.roots.values(), *nodes], 0)
     for tenancy in ledger.tenancies:
         if tenancy is not None:
+            if tenancy.node not in expected:
+                raise LedgerError(f"row {tenancy.row} locks {_name(tenancy.node)}, which is not in the tree")
             expected[tenancy.node] += 1
     for node in reversed(nodes):
         expected[node.parent] += expected[node]
     for node, count in expected.items():
-        _require(node.lock_ref == count, f"{_name(node)} is locked by {count} tenancies")
+        if node.lock_ref != count:
+            raise LedgerError(f"{_name(node)} is locked by {count} tenancies")
     evictable = sum(len(node.slots) for node in nodes if node.lock_ref == 0)
-    _require(
-        ledger.evictable_tokens == evictable, f"evictable_tokens is {ledger.evictable_tokens}, the tree has {evictable}"
-    )
+    if ledger.evictable_tokens != evictable:
+        raise LedgerError(f"evictable_tokens is {ledger.evictable_tokens}, the tree has {evictable}")
 
 
 def _check_order(ledger: Ledger, nodes: list[Node]) -> None:
-    order = list(ledger.cache.order)
-    expected = sorted((node for node in nodes if node.lock_ref == 0), key=lambda node: node.serial)
-    _require(
-        len(order) == len(expected) and all(a is b for a, b in zip(order, expected, strict=True)),
-        f"the eviction order has {len(order)} nodes, not the {len(expected)} unlocked ones by serial",
-    )
-    for node in expected:
-        if node.parent.parent is not None and node.parent.lock_ref == 0:
-            _require(node.serial < node.parent.serial, f"{_name(node)} is younger than its parent")
+    expected = sorted((node.serial, node) for node in nodes if node.lock_ref == 0)
+    if list(ledger.cache.order) != expected:
+        raise LedgerError("the eviction order is not that of the unlocked nodes by serial")
+    for _, node in expected:
+        parent = node.parent
+        if parent.parent is not None and parent.lock_ref == 0 and parent.serial <= node.serial:
+            raise LedgerError(f"{_name(node)} is younger than its parent")
 
 
 def _check_pages(ledger: Ledger, nodes: list[Node]) -> None:
-    page_size = ledger.page_size
-    owners = []
-    runs = [("free", "the allocator", ledger.allocator.free_slots)]
-    runs += [("cached", _name(node), node.slots) for node in nodes]
+    owners: list[Node | Tenancy | None] = [None, *nodes]
+    runs = [ledger.allocator.free_slots, *(node.slots for node in nodes)]
     for tenancy in ledger.tenancies:
         if tenancy is not None:
-            own = ledger.table[tenancy.row, tenancy.shared : tenancy.allocated]
-            runs.append(("held", f"row {tenancy.row}", own))
-    for owner, place, slots in runs:
-        pages = slots[::page_size] // page_size
-        whole = (pages[:, None] * page_size + np.arange(page_size)).ravel()
-        _require(np.array_equal(whole, slots), f"the slots of {place} are not whole pages: {slots!r}")
-        owners.append((owner, pages))
-    num_pages = ledger.capacity // page_size
-    times = np.zeros(num_pages + 1, np.int64)
-    for owner, pages in owners:
-        _require(bool(np.all((pages >= 1) & (pages <= num_pages))), f"{owner} pages outside 1..{num_pages}: {pages!r}")
-        np.add.at(times, pages, 1)
+            owners.append(tenancy)
+            runs.append(ledger.table[tenancy.row, tenancy.shared : tenancy.allocated])
+    pages = np.concatenate(runs).reshape(-1, ledger.page_size)
+    owner = np.repeat(np.arange(len(runs)), [len(run) // ledger.page_size for run in runs])
+    numbers, offsets = np.divmod(pages, ledger.page_size)
+    num_pages = ledger.capacity // ledger.page_size
+    wrong = (
+        (offsets != np.arange(ledger.page_size)) | (numbers != numbers[:, :1]) | (numbers < 1) | (numbers > num_pages)
+    )
+    for index in np.flatnonzero(wrong.any(axis=1)):
+        raise LedgerError(f"slots {pages[index]} are not a page of the pool and are {_place(owners[owner[index]])}")
+    times = np.bincount(numbers[:, 0], minlength=num_pages + 1)
     for page in np.flatnonzero(times[1:] != 1) + 1:
-        found = [owner for owner, pages in owners if page in pages]
-        raise LedgerError(f"page {page} must be in one place and is in {found}")
+        places = [_place(owners[index]) for index in owner[numbers[:, 0] == page]]
+        raise LedgerError(f"page {page} must be in one place; it is {' and '.join(places) or 'nowhere'}")

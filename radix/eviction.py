@@ -20,8 +20,9 @@ class EvictionOrder:
         self._serial = 0
         self._nodes: OrderedDict[int, Node] = OrderedDict()
 
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self._nodes.values())
+    def __iter__(self) -> Iterator[tuple[int, Node]]:
+        """Serial and node, oldest first."""
+        return iter(self._nodes.items())
 
     def add(self, node: Node) -> None:
         self._serial += 1

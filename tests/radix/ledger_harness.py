@@ -1,7 +1,7 @@
-"""A ledger beside a brute-force model of it that knows no tree: each operation is done on both and everything compared.
+"""A ledger beside a brute-force model that knows no tree: each operation is done on both and everything compared.
 
-The model keeps one dict entry per cached page, keyed by all tokens up to its end, and finds matches, locks and victims by
-scanning. It does not predict which free page is handed out; it checks that the page was free.
+The model keeps one dict entry per cached page, keyed by all tokens up to its end, and finds matches, locks and victims
+by scanning. It does not predict which free page is handed out; it checks that the page was free.
 """
 
 from __future__ import annotations
@@ -65,16 +65,21 @@ class Harness:
     # What the model says
 
     def matched(self, namespace: bytes, tokens: tuple[int, ...]) -> int:
-        end = 0
-        while end + self.page_size <= len(tokens) and (namespace, to_key(tokens[: end + self.page_size])) in self.cached:
+        key, end = to_key(tokens), 0
+        while end + self.page_size <= len(tokens) and (namespace, key[: (end + self.page_size) * 4]) in self.cached:
             end += self.page_size
         return end
 
+    def heads(self, namespace: bytes, tokens: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
+        """The names of all whole pages of `tokens`."""
+        key = to_key(tokens)
+        return [(namespace, key[: end * 4]) for end in range(self.page_size, len(tokens) + 1, self.page_size)]
+
     def locked(self) -> list[tuple[bytes, bytes]]:
         return [
-            (request.namespace, to_key(request.tokens[:end]))
+            page
             for request in self.requests
-            for end in range(self.page_size, request.shared + 1, self.page_size)
+            for page in self.heads(request.namespace, request.tokens[: request.shared])
         ]
 
     def evictable(self) -> list[tuple[bytes, bytes]]:
@@ -85,7 +90,7 @@ class Harness:
         return -(-length // self.page_size)
 
     def evict(self, num_pages: int) -> None:
-        """The least recently used page that no cached page continues goes first, from the tail of a path to its head."""
+        """The least recently used page that no cached page continues goes first."""
         for _ in range(num_pages):
             leaves = [
                 (namespace, key)
@@ -103,7 +108,9 @@ class Harness:
         missing = max(0, num_pages - len(self.free)) * self.page_size
         assert missing <= evicted
         assert evicted % self.page_size == 0
-        assert evicted == missing or (missing and evicted - missing <= self.pages(self.context_length // 16) * self.page_size)
+        assert evicted == missing or (
+            missing and evicted - missing <= self.pages(self.context_length // 16) * self.page_size
+        )
         self.evict(evicted // self.page_size)
 
     def take(self, request: Request, num_pages: int) -> None:
@@ -122,7 +129,7 @@ class Harness:
         matched = self.matched(namespace, key_tokens)
         assert self.ledger.peek(namespace, to_key(key_tokens)) == matched
         missing = max(0, self.pages(length) - matched // self.page_size)
-        heads = [(namespace, to_key(tokens[:end])) for end in range(self.page_size, matched + 1, self.page_size)]
+        heads = self.heads(namespace, tokens[:matched])
         evictable = [page for page in self.evictable() if page not in heads]
         fits = missing * self.page_size + reserve <= (len(self.free) + len(evictable)) * self.page_size
         before = cached_pages(self.ledger)
@@ -163,9 +170,10 @@ class Harness:
     def compute(self, request: Request, end: int) -> None:
         """Writes the K/V of positions up to `end` (as far as there are tokens and slots) through the table."""
         end = min(end, len(request.tokens), request.tenancy.allocated)
+        key = to_key(request.tokens)
         for position in range(request.computed, end):
             slot = int(self.ledger.table[request.tenancy.row, position])
-            self.memory[slot] = (request.namespace, to_key(request.tokens[: position + 1]))
+            self.memory[slot] = (request.namespace, key[: position * 4 + 4])
         request.computed = max(request.computed, end)
         self.check()
 
@@ -204,8 +212,7 @@ class Harness:
         self.requests.remove(request)
         self.clock += 1
         locked = dict.fromkeys(self.locked())
-        for length in range(self.page_size, request.shared + 1, self.page_size):
-            page = (request.namespace, to_key(request.tokens[:length]))
+        for page in self.heads(request.namespace, request.tokens[: request.shared]):
             if page not in locked:
                 self.released[page] = self.clock
         self.check()
@@ -238,6 +245,7 @@ class Harness:
             tenancy = request.tenancy
             assert (tenancy.shared, tenancy.allocated) == (request.shared, request.shared + len(request.own) * size)
             row = ledger.table[tenancy.row, : request.computed].tolist()
+            key = to_key(request.tokens)
             for position, slot in enumerate(row):
-                expected = (request.namespace, to_key(request.tokens[: position + 1]))
+                expected = (request.namespace, key[: position * 4 + 4])
                 assert self.memory[slot] == expected, f"position {position} of row {tenancy.row} reads another prefix"
