@@ -1,0 +1,43 @@
+"""L1, main process: what a client is told when its request is refused or fails. One shape on every route.
+
+`{"error": {"message", "type", "param", "code"}}`, as the OpenAI clients read it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_MESSAGE = 600  # characters; an error never echoes the input at length
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "internal_server_error",
+    503: "service_unavailable_error",
+}
+
+
+class RequestError(Exception):
+    """A request that is not served, with the sentence for its client. `param` names the faulty field."""
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…"
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> bytes:
+        """Strict JSON, also where the message quotes half a character."""
+        error = {
+            "message": self.message.encode("utf-8", "replace").decode(),
+            "type": TYPES.get(self.status, "invalid_request_error"),
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+def unsupported(param: str, sentence: str) -> RequestError:
+    return RequestError(f"`{param}`: {sentence}", param=param, code="unsupported_parameter")

@@ -1,0 +1,259 @@
+"""L1, main process: the routes that ask how the server is, or tell it what to do. None waits for the engine's word, but
+for /flush_cache and /health_generate: the rest is read from the board.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+from aiohttp import web
+
+import srt
+from srt.board import Phase, Record
+from srt.frontend import sampling
+from srt.frontend.errors import RequestError
+from srt.frontend.generation import Collector, Prompt
+from srt.frontend.metrics import Load
+from srt.frontend.openai.messages import template_messages
+from srt.frontend.protocol import AbortBody, DetokenizeRequest, NativeSampling, TokenizeRequest
+from srt.frontend.services import Services, json_response, new_id
+from srt.frontend.words import pack_checked
+from srt.messages import pack_ids, unpack_ids
+
+HEARTBEAT_LIMIT = 20.0  # seconds of silence after which a rank counts as hung
+PROBE_LIMIT = 20.0  # seconds for /health_generate
+
+
+class Management:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    # ---- how it is -------------------------------------------------------------------------------------------------
+
+    async def root(self, request: web.Request) -> web.Response:
+        return web.Response(text="Lockstep is running\n")
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Alive: all ranks beat and nothing has failed."""
+        self._check_alive()
+        return web.Response()
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """New requests are welcome."""
+        self._check_alive()
+        self._services.manager.check_open()
+        return web.Response()
+
+    async def health_generate(self, request: web.Request) -> web.Response:
+        """Lets the model generate a token. A busy server passes with any token that it sends meanwhile."""
+        services = self._services
+        self._check_alive()
+        manager = services.manager
+        began = time.monotonic()
+        ids = pack_ids([services.model.bos_token_id or 0])
+        spec = sampling.from_native(
+            NativeSampling(max_new_tokens=1, temperature=0.0), vocab_size=services.words.vocab_size, logprobs=-1
+        )
+        done = asyncio.get_running_loop().create_future()
+        with manager.running([Prompt(new_id("health-"), ids, spec)], Collector(1, done), probe=True):
+            while not done.done() and manager.last_heard < began:
+                if time.monotonic() - began > PROBE_LIMIT:
+                    raise RequestError(f"No token came within {PROBE_LIMIT:.0f} seconds.", status=503)
+                await asyncio.wait([done], timeout=0.05)
+        return web.Response()
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        services = self._services
+        return json_response(
+            {
+                "model_path": services.config.model_path or services.model_name,
+                "tokenizer_path": services.config.tokenizer_path or services.config.model_path or services.model_name,
+                "served_model_name": services.model_name,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": "default",
+                "load_format": services.config.load_format,
+                "reasoning_parser": None,
+                "tool_call_parser": None,
+                "disaggregation_mode": "null",
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": services.model.model_type,
+                "architectures": [services.model.architecture],
+                "max_model_len": services.limits.context_length,
+                "vocab_size": services.words.vocab_size,
+                "eos_token_ids": list(services.model.eos_token_ids),
+                "bos_token_id": services.model.bos_token_id,
+            }
+        )
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        services = self._services
+        flags = dataclasses.asdict(services.config)
+        del flags["api_key"]
+        records = self._records()
+        gauges = records[0].gauges
+        limits = services.limits
+        return json_response(
+            {
+                **flags,
+                "served_model_name": services.model_name,
+                "context_length": limits.context_length,
+                "page_size": limits.page_size,
+                "version": srt.__version__,
+                "status": "ready" if services.manager.is_open else "closed",
+                "max_total_num_tokens": limits.pool_tokens,
+                "max_req_input_len": max(0, limits.max_total_tokens - 1),
+                "startup_time": services.created,
+                "frontend": "python",
+                "dp_size": 1,
+                "disaggregation_mode": "null",
+                "kv_events": None,
+                "pool": {name: gauges[f"pool_{name}"] for name in ("total", "free", "cached", "locked")},
+                "ranks": [
+                    {
+                        "rank": rank,
+                        "step": record.step,
+                        "digest": f"{record.digest:016x}",
+                        "phase": record.phase.name.lower(),
+                        "heartbeat_age": round(time.monotonic() - record.heartbeat, 3),
+                    }
+                    for rank, record in enumerate(records)
+                ],
+                "internal_states": [
+                    {
+                        **gauges,
+                        "effective_max_running_requests_per_dp": services.config.max_running_requests,
+                        "last_gen_throughput": services.metrics.gen_throughput,
+                        "memory_usage": services.memory_usage,
+                    }
+                ],
+            }
+        )
+
+    async def loads(self, request: web.Request) -> web.Response:
+        services = self._services
+        load = Load.of(services.board)
+        now = time.time()
+        entry = {
+            "timestamp": now,
+            "dp_rank": 0,
+            "num_running_reqs": load.running,
+            "num_waiting_reqs": load.waiting,
+            "num_waiting_uncached_tokens": load.waiting_tokens,
+            "num_used_tokens": load.used,
+            "num_total_tokens": load.used + load.waiting_tokens,
+            "num_active_tokens": load.used,
+            "max_total_num_tokens": load.total,
+            "max_running_requests": services.config.max_running_requests,
+            "token_usage": load.token_usage,
+            "utilization": load.token_usage,
+            "gen_throughput": services.metrics.gen_throughput,
+            "cache_hit_rate": services.metrics.cache_hit_rate,
+            "memory": services.memory_usage,
+        }
+        return json_response(
+            {
+                "timestamp": now,
+                "version": srt.__version__,
+                "accelerator": services.config.device,
+                "num_accelerators": services.config.tp_size,
+                "loads": [entry],
+            }
+        )
+
+    async def get_load(self, request: web.Request) -> web.Response:
+        load = Load.of(self._services.board)
+        return json_response(
+            [
+                {
+                    "dp_rank": 0,
+                    "num_reqs": load.running + load.waiting,
+                    "num_waiting_reqs": load.waiting,
+                    "num_tokens": load.used + load.waiting_tokens,
+                }
+            ]
+        )
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        page = self._services.metrics.page(self._services.board)
+        return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response({"version": srt.__version__})
+
+    # ---- what it shall do ------------------------------------------------------------------------------------------
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        raw = request.query.get("timeout", "0")
+        try:
+            timeout = float(raw)
+        except ValueError:
+            timeout = -1.0
+        if not 0.0 <= timeout <= 3600.0:
+            raise RequestError("`timeout` must be a number of seconds between 0 and 3600.", param="timeout")
+        reply = await self._services.manager.flush_cache(timeout)
+        if not reply.ok:
+            raise RequestError(reply.message or "The cache was not flushed.", code="flush_refused")
+        return web.Response(text=f"{reply.message or 'The cache was flushed.'}\n")
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        """Takes exactly the named request or choice; one that is not there is not an error."""
+        body: AbortBody = await self._services.read(request, AbortBody)
+        if not body.rid and not body.abort_all:
+            raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")
+        message = (body.abort_message or "The request was aborted.")[:500]
+        self._services.manager.abort(None if body.abort_all else body.rid, message)
+        return web.Response()
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        services = self._services
+        body: TokenizeRequest = await services.read(request, TokenizeRequest)
+        services.check_model(body.model)
+        text = body.prompt if body.prompt is not None else body.text
+        if (text is None) == (body.messages is None):
+            raise RequestError("Give one of `prompt` and `messages`.", param="prompt")
+        if text is None:
+            packed = await services.words.encode_chat(
+                template_messages(body.messages), add_generation_prompt=body.add_generation_prompt is not False
+            )
+            ids = unpack_ids(packed).tolist()
+        else:
+            add = body.add_special_tokens is not False
+            ids = await services.words.in_thread(services.words.tokenizer.encode, text, add)
+        answer: dict[str, Any] = {
+            "tokens": ids, "count": len(ids), "max_model_len": services.limits.context_length
+        }  # fmt: skip
+        if body.return_token_strs:
+            answer["token_strs"] = [services.texts.text(token) for token in ids]
+        return json_response(answer)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        services = self._services
+        body: DetokenizeRequest = await services.read(request, DetokenizeRequest)
+        services.check_model(body.model)
+        if body.tokens:
+            pack_checked(body.tokens, "tokens", services.words.vocab_size)
+        skip = bool(body.skip_special_tokens)
+        text = await services.words.in_thread(services.words.tokenizer.decode, body.tokens, skip)
+        return json_response({"text": text, "prompt": text})
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _records(self) -> list[Record]:
+        board = self._services.board
+        return [board.read(rank) for rank in range(board.num_ranks)]
+
+    def _check_alive(self) -> None:
+        """RequestError with 503 that says which rank is missing."""
+        manager = self._services.manager
+        manager.check_open()
+        now = time.monotonic()
+        for rank, record in enumerate(self._records()):
+            if record.phase in (Phase.STARTING, Phase.STOPPED):
+                raise RequestError(f"Rank {rank} is {record.phase.name.lower()}.", status=503)
+            if now - record.heartbeat > HEARTBEAT_LIMIT:
+                raise RequestError(f"Rank {rank} has been silent for {now - record.heartbeat:.0f} seconds.", status=503)

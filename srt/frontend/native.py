@@ -1,0 +1,203 @@
+"""L1, main process: /generate, SGLang's own route. Streamed text and ids are cumulative, as its clients expect."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from srt.frontend import sampling
+from srt.frontend.errors import RequestError, unsupported
+from srt.frontend.generation import Answer, Collector, Generation, Prompt
+from srt.frontend.logprobs import TokenTexts
+from srt.frontend.protocol import NULL, GenerateRequest, NativeSampling, check_supported
+from srt.frontend.services import Services, check_priority, check_rid, json_response, new_id
+from srt.frontend.streaming import Stream
+from srt.frontend.words import namespace, prompt_texts_or_ids
+from srt.messages import Finish, TextDelta, unpack_ids
+
+T = TypeVar("T")
+
+
+class Native:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        services = self._services
+        services.manager.check_open()
+        body: GenerateRequest = await services.read(request, GenerateRequest)
+        check_supported(body)
+        prompts, as_list = await self._prompts(body)
+        form = GenerateFormat(
+            services.texts, as_list, bool(body.return_text_in_logprobs), bool(body.return_prompt_token_ids)
+        )
+        if body.stream:
+            return await Stream(form).respond(request, services.manager, prompts)
+        done = asyncio.get_running_loop().create_future()
+        collector = Collector(sum(prompt.spec.n for prompt in prompts), done)
+        with services.manager.running(prompts, collector) as generations:
+            await done
+        bodies = [form.body(one, answer) for one, answer in zip(generations, collector.answers, strict=True)]
+        return json_response(bodies if as_list else bodies[0])
+
+    async def _prompts(self, body: GenerateRequest) -> tuple[list[Prompt], bool]:
+        """The prompts, and whether the answer is a list."""
+        words = self._services.words
+        if (body.text is None) == (body.input_ids == NULL):
+            raise RequestError("Give one of `text` and `input_ids`.", param="text")
+        if body.text is None:
+            _, ids, as_list = prompt_texts_or_ids(body.input_ids, "input_ids", words.vocab_size)
+            if not ids:
+                raise RequestError("`input_ids` takes token ids; give words as `text`.", param="input_ids")
+        else:
+            texts, as_list = ([body.text], False) if isinstance(body.text, str) else (body.text, True)
+            if not texts:
+                raise RequestError("`text` must not be empty.", param="text")
+            ids = await words.encode(texts)
+        count = len(ids)
+        samplings = _per_prompt(body.sampling_params or NativeSampling(), count, "sampling_params")
+        wanted = _per_prompt(
+            bool(body.return_logprob) if not isinstance(body.return_logprob, list) else body.return_logprob,
+            count,
+            "return_logprob",
+        )
+        tops = _per_prompt(body.top_logprobs_num, count, "top_logprobs_num")
+        if any(start not in (None, -1) for start in _per_prompt(body.logprob_start_len, count, "logprob_start_len")):
+            raise unsupported("logprob_start_len", "log-probabilities of the prompt are not available on this server")
+        salts = _per_prompt(body.cache_salt, count, "cache_salt")
+        extras = _per_prompt(body.extra_key, count, "extra_key")
+        names = self._names(body.rid, count)
+        priority = check_priority(body.priority)
+        prompts = []
+        for i in range(count):
+            top = sampling.check_top_logprobs(tops[i], "top_logprobs_num", sampling.MAX_NATIVE_TOP_LOGPROBS)
+            spec = sampling.from_native(samplings[i], vocab_size=words.vocab_size, logprobs=top if wanted[i] else -1)
+            prompts.append(Prompt(names[i], ids[i], spec, namespace(salts[i], extras[i]), priority))
+        return prompts, as_list or len(prompts) > 1 or prompts[0].spec.n > 1
+
+    @staticmethod
+    def _names(rid: str | list[str] | None, count: int) -> list[str]:
+        """One name for several prompts is told apart by a number."""
+        if isinstance(rid, list):
+            return [check_rid(one) or new_id("") for one in _per_prompt(rid, count, "rid")]
+        name = check_rid(rid) or new_id("")
+        return [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
+
+
+def _per_prompt(value: T | list[T], count: int, param: str) -> list[T]:
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"`{param}` has {len(value)} entries for {count} prompts.", param=param)
+    return value
+
+
+class GenerateFormat:
+    """Writes /generate's bodies and events. What is cumulative is kept as the JSON it will be sent as."""
+
+    def __init__(self, texts: TokenTexts, indexed: bool, with_text: bool, with_prompt: bool) -> None:
+        self._texts = texts
+        self._indexed = indexed
+        self._with_text = with_text
+        self._with_prompt = with_prompt
+        self._so_far: dict[Generation, _SoFar] = {}
+
+    def body(self, generation: Generation, answer: Answer) -> dict[str, Any]:
+        ids = unpack_ids(bytes(answer.ids))
+        meta = self._meta(generation)
+        if generation.logprobs >= 0:
+            chosen, top = self._texts.native(answer.logprobs, ids, self._with_text)
+            meta["output_token_logprobs"] = chosen
+            meta["output_top_logprobs"] = top
+            meta["output_token_logprobs_length"] = len(chosen)
+            meta["input_token_logprobs"] = []
+            meta["input_top_logprobs"] = []
+        body = {"text": answer.text, "output_ids": ids.tolist(), "meta_info": meta}
+        if self._with_prompt:
+            body["prompt_token_ids"] = unpack_ids(generation.prompt.ids).tolist()
+        return body
+
+    def events(self, generation: Generation, delta: TextDelta) -> bytes:
+        so_far = self._so_far.get(generation)
+        if so_far is None:
+            so_far = self._so_far[generation] = _SoFar()
+        so_far.text += msgspec.json.encode(delta.text)[1:-1]
+        ids = unpack_ids(delta.ids)
+        so_far.extend(so_far.ids, ids.tolist())
+        head = b'data: {"index":%d,"text":"' % generation.index if self._indexed else b'data: {"text":"'
+        parts = [head, so_far.text, b'","output_ids":[', so_far.ids, b'],"meta_info":']
+        meta = msgspec.json.encode(self._meta(generation))
+        if delta.logprobs is not None:
+            chosen, top = self._texts.native(delta.logprobs, ids, self._with_text)
+            so_far.extend(so_far.chosen, chosen)
+            so_far.extend(so_far.top, top)
+        if generation.logprobs >= 0:
+            parts += (
+                meta[:-1],
+                b',"output_token_logprobs":[',
+                so_far.chosen,
+                b'],"output_top_logprobs":[',
+                so_far.top,
+                b'],"output_token_logprobs_length":%d,"input_token_logprobs":[],"input_top_logprobs":[]}'
+                % generation.completion_tokens,
+            )
+        else:
+            parts.append(meta)
+        if self._with_prompt:
+            parts += (b',"prompt_token_ids":', msgspec.json.encode(unpack_ids(generation.prompt.ids).tolist()))
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def tail(self, generations: Sequence[Generation]) -> bytes:
+        return b""
+
+    @staticmethod
+    def _meta(generation: Generation) -> dict[str, Any]:
+        meta = {
+            "id": generation.name,
+            "finish_reason": None,
+            "prompt_tokens": generation.prompt.num_tokens,
+            "weight_version": "default",
+            "num_retractions": 0,
+            "reasoning_tokens": 0,
+            "completion_tokens": generation.completion_tokens,
+            "cached_tokens": generation.cached_tokens,
+            "dp_rank": None,
+            "response_sent_to_client_ts": time.time(),
+        }
+        if generation.finish is not None:
+            meta["finish_reason"] = finish_reason(generation.finish, generation.completion_tokens)
+            meta["num_retractions"] = generation.finish.num_retractions
+            meta["e2e_latency"] = generation.finished - generation.created
+        return meta
+
+
+class _SoFar:
+    """JSON of one generation's output up to now, without the outer brackets."""
+
+    __slots__ = ("chosen", "ids", "text", "top")
+
+    def __init__(self) -> None:
+        self.text, self.ids, self.chosen, self.top = bytearray(), bytearray(), bytearray(), bytearray()
+
+    @staticmethod
+    def extend(items: bytearray, more: list[Any]) -> None:
+        if more:
+            items += b"," if items else b""
+            items += msgspec.json.encode(more)[1:-1]
+
+
+def finish_reason(finish: Finish, completion_tokens: int) -> dict[str, Any]:
+    if finish.reason == "length":
+        return {"type": "length", "length": completion_tokens}
+    if finish.reason == "abort":
+        return {
+            "type": "abort", "message": finish.message, "status_code": finish.status or None, "err_type": None
+        }  # fmt: skip
+    matched = finish.matched
+    return {"type": "stop", "matched": matched.decode("utf-8", "replace") if isinstance(matched, bytes) else matched}

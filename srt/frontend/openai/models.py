@@ -1,0 +1,38 @@
+"""L1, main process: /v1/models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from srt.frontend.errors import RequestError
+from srt.frontend.services import Services, json_response
+
+
+class Models:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def list(self, request: web.Request) -> web.Response:
+        return json_response({"object": "list", "data": [self._card()]})
+
+    async def get(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        if name != self._services.model_name:
+            raise RequestError(
+                f"The model `{name[:100]}` does not exist.", status=404, param="model", code="model_not_found"
+            )
+        return json_response(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        services = self._services
+        return {
+            "id": services.model_name,
+            "object": "model",
+            "created": services.created,
+            "owned_by": "lockstep",
+            "root": services.config.model_path or services.model_name,
+            "parent": None,
+            "max_model_len": services.limits.context_length,
+        }

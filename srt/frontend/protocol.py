@@ -1,0 +1,321 @@
+"""L1, main process: the bodies that clients send, as typed structures.
+
+Every optional field takes an explicit null. A field is used, or listed as having no effect here, or listed as not
+built (then only a neutral value passes); any other key is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from srt.frontend.errors import RequestError, unsupported
+
+NULL = msgspec.Raw(b"null")
+
+# Lone surrogates are what a client sends that cut a string between the halves of an emoji.
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+_UNKNOWN = re.compile(r"Object contains unknown field (`.*?`)", re.DOTALL)
+_WHERE = re.compile(r" - at `\$?\.?(.*)`$")
+
+_REFUSALS = {
+    "constrained output is not available on this server": (
+        "regex ebnf json_schema structural_tag structured_outputs guided_json guided_regex guided_choice guided_grammar"
+    ),
+    "stop patterns are not available on this server; use `stop`": ("stop_regex"),
+    "token filters are not available on this server; use `logit_bias`": ("allowed_token_ids bad_words"),
+    "custom logit processors are not run by this server": ("custom_logit_processor custom_params"),
+    "the prompt is not echoed by this server": ("echo"),
+    "insertion before a suffix is not available on this server": ("suffix"),
+    "log-probabilities of the prompt are not available on this server": ("prompt_logprobs"),
+    "log-probabilities of chosen ids are not available on this server": ("token_ids_logprob"),
+    "prompts are not truncated by this server": ("truncate_prompt_tokens"),
+    "beam search is not available on this server": ("use_beam_search beam_width"),
+    "watermarks are not available on this server": ("watermark"),
+    "no adapters are loaded on this server": ("lora_path"),
+    "embeddings are not taken as input by this server": ("input_embeds"),
+    "this model reads text only": ("image_data video_data audio_data"),
+    "this model writes text only": ("audio"),
+    "sessions are not available on this server; a shared prefix is cached anyway": ("session_params session_id"),
+    "hidden states are not returned by this server": ("return_hidden_states"),
+    "routed experts are not returned by this server": ("return_routed_experts"),
+    "entropy is not returned by this server": ("return_entropy"),
+    "use /generate, which returns token ids": ("return_token_ids return_tokens_as_token_ids"),
+    "reasoning is not bounded by this server": ("max_thinking_tokens thinking_token_budget"),
+    "reasoning is not enforced by this server": ("require_reasoning"),
+    "prefill and decode are not split on this server": (
+        "bootstrap_host bootstrap_port bootstrap_room kv_transfer_params"
+    ),
+    "templates are not taken from requests; start the server with --chat-template": ("chat_template"),
+    "retrieval templates are not available on this server": ("documents"),
+    "tool calling is not available on this server": ("functions function_call"),
+    "web search is not available on this server": ("web_search_options"),
+}
+NOT_BUILT = {name: sentence for sentence, names in _REFUSALS.items() for name in names.split()}
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the native and the OpenAI routes call alike. Ranges are checked in `sampling.py`."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+
+    # not built
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    stop_regex: Any = None
+    custom_params: Any = None
+
+    # without effect here
+    spaces_between_special_tokens: msgspec.Raw = NULL
+    stream_interval: msgspec.Raw = NULL
+
+
+class NativeSampling(SamplingFields, kw_only=True):
+    """`sampling_params` of /generate."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    sampling_seed: int | None = None
+
+    beam_width: Any = None
+    watermark: Any = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of /generate. What may be one per prompt may also be one for all."""
+
+    text: str | list[str] | None = None
+    input_ids: msgspec.Raw = NULL
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    rid: str | list[str] | None = None
+    stream: bool | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    priority: int | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
+
+    token_ids_logprob: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    session_id: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    return_entropy: Any = None
+    require_reasoning: Any = None
+    max_thinking_tokens: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+
+    model: msgspec.Raw = NULL
+    log_metrics: msgspec.Raw = NULL
+    return_bytes: msgspec.Raw = NULL
+    background: msgspec.Raw = NULL
+    no_logs: msgspec.Raw = NULL
+    custom_labels: msgspec.Raw = NULL
+    routing_key: msgspec.Raw = NULL
+    data_parallel_rank: msgspec.Raw = NULL
+    routed_dp_rank: msgspec.Raw = NULL
+    disagg_prefill_dp_rank: msgspec.Raw = NULL
+    kv_hints: msgspec.Raw = NULL
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class OpenAIRequest(SamplingFields, kw_only=True):
+    """What both OpenAI routes take, with the names that clients of other servers add."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    include_stop_str_in_output: bool | None = None
+    rid: str | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    add_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+    echo: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    custom_logit_processor: Any = None
+    prompt_logprobs: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    session_id: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    kv_transfer_params: Any = None
+
+    user: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL
+    store: msgspec.Raw = NULL
+    service_tier: msgspec.Raw = NULL
+    safety_identifier: msgspec.Raw = NULL
+    prompt_cache_key: msgspec.Raw = NULL
+    prompt_cache_retention: msgspec.Raw = NULL
+    log_metrics: msgspec.Raw = NULL
+    no_logs: msgspec.Raw = NULL
+    background: msgspec.Raw = NULL
+    custom_labels: msgspec.Raw = NULL
+    routing_key: msgspec.Raw = NULL
+    data_parallel_rank: msgspec.Raw = NULL
+    routed_dp_rank: msgspec.Raw = NULL
+    disagg_prefill_dp_rank: msgspec.Raw = NULL
+    return_meta_info: msgspec.Raw = NULL
+    return_cached_tokens_details: msgspec.Raw = NULL
+
+
+class CompletionRequest(OpenAIRequest, kw_only=True):
+    prompt: msgspec.Raw = NULL
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    suffix: Any = None
+
+
+class Part(msgspec.Struct):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(OpenAIRequest, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+
+    audio: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    max_thinking_tokens: Any = None
+    thinking_token_budget: Any = None
+
+    modalities: msgspec.Raw = NULL
+    parallel_tool_calls: msgspec.Raw = NULL
+    prediction: msgspec.Raw = NULL
+    verbosity: msgspec.Raw = NULL
+    separate_reasoning: msgspec.Raw = NULL
+    stream_reasoning: msgspec.Raw = NULL
+    include_reasoning: msgspec.Raw = NULL
+
+
+class TokenizeRequest(msgspec.Struct):
+    model: str | None = None
+    prompt: str | None = None
+    text: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+class AbortBody(msgspec.Struct):
+    rid: str | None = None
+    abort_all: bool | None = None
+    abort_message: str | None = None
+
+
+def decode(raw: bytes, kind: type) -> Any:
+    """RequestError where `raw` is not JSON or not a `kind`."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        where = _WHERE.search(message)
+        param = where[1].split(".")[0].split("[")[0] if where else None
+        if unknown := _UNKNOWN.match(message):
+            raise RequestError(
+                f"Unknown field {unknown[1]}", param=unknown[1][1:-1], code="unknown_parameter"
+            ) from None
+        raise RequestError(f"Invalid request: {message}", param=param) from None
+    except RecursionError:
+        raise RequestError("Invalid JSON: nested too deeply") from None
+    except ValueError as error:
+        mended = _ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], raw)
+        if mended != raw:
+            return decode(mended, kind)
+        raise RequestError(f"Invalid JSON: {error}") from None
+
+
+def check_supported(request: msgspec.Struct) -> None:
+    """Refuses what would change the answer and is not built; null, false and empty ask for nothing."""
+    for name, sentence in NOT_BUILT.items():
+        value = getattr(request, name, None)
+        if value is None or value is False or value in ("", [], {}):
+            continue
+        raise unsupported(name, sentence)

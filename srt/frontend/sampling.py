@@ -1,0 +1,225 @@
+"""L1, main process: from what a client asks to `SamplingParams`. Every number is checked here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from srt.frontend.errors import RequestError
+from srt.frontend.protocol import NativeSampling, OpenAIRequest, SamplingFields, check_supported
+from srt.limits import Limits
+from srt.messages import SamplingParams
+
+MAX_N = 128
+MAX_STOPS = 32
+MAX_STOP_BYTES = 4096
+MAX_STOP_TOKENS = 256
+MAX_BIASES = 1024
+MAX_TOP_LOGPROBS = 20  # OpenAI's limit
+MAX_NATIVE_TOP_LOGPROBS = 128
+GREEDY_BELOW = 1e-6
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+def mix_seed(seed: int, index: int) -> int:
+    """The seed of choice `index`, 0 <= result < 2**63: SplitMix64's finalizer (Steele et al. 2014)."""
+    if index == 0:  # one choice and the first of many say the same
+        return seed % 2**63
+    z = (seed + index * _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) >> 1
+
+
+def seeds(random_seed: int | None) -> Iterator[int]:
+    """Seeds for requests that bring none: always the same ones if the server was given a seed."""
+    if random_seed is None:
+        while True:
+            yield random.getrandbits(63)
+    count = 0
+    while True:
+        count += 1
+        yield mix_seed(random_seed, count)
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """A checked request for `n` choices; `params` completes it for a prompt of known length."""
+
+    n: int
+    seed: int | None
+    max_new_tokens: int | None  # None: the client left it to us
+    default_max_new_tokens: int | None  # None: all that the context has left
+    min_new_tokens: int
+    fields: dict[str, Any]  # the other fields of SamplingParams
+    max_param: str  # what the client calls max_new_tokens
+
+    @property
+    def logprobs(self) -> int:
+        return self.fields["logprobs"]
+
+    def resolve_max_new_tokens(self, prompt_tokens: int, limits: Limits) -> int:
+        """RequestError if prompt and output can never fit."""
+        room = limits.max_new_tokens(prompt_tokens)
+        wanted = self.max_new_tokens
+        if wanted is None:
+            wanted = max(1, room if self.default_max_new_tokens is None else min(room, self.default_max_new_tokens))
+        if refusal := limits.refusal(prompt_tokens, wanted):
+            raise RequestError(refusal, code="context_length_exceeded")
+        return wanted
+
+    def params(self, max_new_tokens: int, seed: int, choice: int) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min(self.min_new_tokens, max_new_tokens),
+            seed=mix_seed(seed, choice),
+            **self.fields,
+        )
+
+
+def from_native(
+    request: NativeSampling, *, vocab_size: int, logprobs: int, default_max_new_tokens: int = 128
+) -> SamplingSpec:
+    check_supported(request)
+    return _spec(
+        request,
+        vocab_size,
+        max_new_tokens=(request.max_new_tokens, "max_new_tokens"),
+        min_new_tokens=(request.min_new_tokens, "min_new_tokens"),
+        seed=(request.sampling_seed, "sampling_seed"),
+        default=default_max_new_tokens,
+        logprobs=logprobs,
+        keep_stop=bool(request.no_stop_trim),
+    )
+
+
+def from_openai(
+    request: OpenAIRequest,
+    *,
+    vocab_size: int,
+    max_tokens: tuple[int | None, str],
+    default_max_new_tokens: int | None,
+    logprobs: int,
+) -> SamplingSpec:
+    """`max_tokens` is the number and the name under which it came."""
+    return _spec(
+        request,
+        vocab_size,
+        max_new_tokens=max_tokens,
+        min_new_tokens=(request.min_tokens, "min_tokens"),
+        seed=(request.seed, "seed"),
+        default=default_max_new_tokens,
+        logprobs=logprobs,
+        keep_stop=bool(request.no_stop_trim or request.include_stop_str_in_output),
+    )
+
+
+def _spec(
+    request: SamplingFields,
+    vocab_size: int,
+    *,
+    max_new_tokens: tuple[int | None, str],
+    min_new_tokens: tuple[int | None, str],
+    seed: tuple[int | None, str],
+    default: int | None,
+    logprobs: int,
+    keep_stop: bool,
+) -> SamplingSpec:
+    longest = _integer(*max_new_tokens, default=None, least=1, most=2**31 - 1)
+    shortest = _integer(*min_new_tokens, default=0, least=0, most=2**31 - 1)
+    bound = default if longest is None else longest
+    if bound is not None and shortest > bound:
+        raise _fault(min_new_tokens[1], f"must not exceed `{max_new_tokens[1]}` ({bound})")
+    temperature = _number(request.temperature, "temperature", default=1.0, least=0.0, most=100.0)
+    top_k = _integer(request.top_k, "top_k", default=-1, least=-1, most=2**63)
+    top_p = _number(request.top_p, "top_p", default=1.0, least=0.0, most=1.0)
+    if top_p == 0.0:  # the smallest set of tokens with any probability
+        top_p, top_k = 1.0, 1
+    fields = {
+        "temperature": 0.0 if temperature < GREEDY_BELOW else temperature,
+        "top_k": top_k if 0 < top_k < vocab_size else 0,
+        "top_p": top_p,
+        "min_p": _number(request.min_p, "min_p", default=0.0, least=0.0, most=1.0),
+        "presence_penalty": _number(request.presence_penalty, "presence_penalty", default=0.0, least=-2.0, most=2.0),
+        "frequency_penalty": _number(request.frequency_penalty, "frequency_penalty", default=0.0, least=-2.0, most=2.0),
+        "repetition_penalty": _number(
+            request.repetition_penalty, "repetition_penalty", default=1.0, least=0.01, most=100.0
+        ),
+        "logit_bias": _logit_bias(request.logit_bias, vocab_size),
+        "stop": _stop(request.stop),
+        "stop_token_ids": _stop_token_ids(request.stop_token_ids, vocab_size),
+        "ignore_eos": bool(request.ignore_eos),
+        "skip_special_tokens": request.skip_special_tokens is not False,
+        "no_stop_trim": keep_stop,
+        "logprobs": logprobs,
+    }
+    return SamplingSpec(
+        n=_integer(request.n, "n", default=1, least=1, most=MAX_N),
+        seed=_integer(*seed, default=None, least=-(2**63), most=2**64 - 1),
+        max_new_tokens=longest,
+        default_max_new_tokens=default,
+        min_new_tokens=shortest,
+        fields=fields,
+        max_param=max_new_tokens[1],
+    )
+
+
+def check_top_logprobs(value: int | None, param: str, most: int) -> int:
+    return _integer(value, param, default=0, least=0, most=most)
+
+
+def _fault(param: str, sentence: str) -> RequestError:
+    return RequestError(f"`{param}` {sentence}", param=param)
+
+
+def _integer(value: int | None, param: str, *, default: Any, least: int, most: int) -> Any:
+    if value is None:
+        return default
+    if not least <= value <= most:
+        raise _fault(param, f"must be between {least} and {most}")
+    return value
+
+
+def _number(value: float | None, param: str, *, default: float, least: float, most: float) -> float:
+    if value is None:
+        return default
+    if not (math.isfinite(value) and least <= value <= most):
+        raise _fault(param, f"must be a number between {least:g} and {most:g}")
+    return float(value)
+
+
+def _stop(stop: str | list[str] | None) -> tuple[bytes, ...]:
+    texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if len(texts) > MAX_STOPS:
+        raise _fault("stop", f"takes at most {MAX_STOPS} strings")
+    encoded = tuple(text.encode() for text in texts)
+    if any(not 1 <= len(text) <= MAX_STOP_BYTES for text in encoded):
+        raise _fault("stop", f"takes strings of 1 to {MAX_STOP_BYTES} bytes")
+    return encoded
+
+
+def _stop_token_ids(ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+    ids = ids or []
+    if len(ids) > MAX_STOP_TOKENS:
+        raise _fault("stop_token_ids", f"takes at most {MAX_STOP_TOKENS} ids")
+    if any(not 0 <= token < vocab_size for token in ids):
+        raise _fault("stop_token_ids", f"takes ids between 0 and {vocab_size - 1}")
+    return tuple(ids)
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Sorted by id: the order must not depend on the client."""
+    bias = bias or {}
+    if len(bias) > MAX_BIASES:
+        raise _fault("logit_bias", f"takes at most {MAX_BIASES} entries")
+    entries = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
+            raise _fault("logit_bias", f"takes token ids between 0 and {vocab_size - 1} as keys")
+        entries[int(key)] = _number(value, "logit_bias", default=0.0, least=-100.0, most=100.0)
+    return tuple(sorted(entries.items()))

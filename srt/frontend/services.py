@@ -1,0 +1,100 @@
+"""L1, main process: what the route handlers share, and how they read a body and write an answer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from srt.board import Board
+from srt.config import ServerConfig
+from srt.frontend.errors import RequestError
+from srt.frontend.logprobs import TokenTexts
+from srt.frontend.metrics import Metrics
+from srt.frontend.protocol import decode
+from srt.frontend.tokenizer_manager import TokenizerManager
+from srt.frontend.words import Words
+from srt.limits import Limits
+from srt.model_config import ModelConfig
+
+SMALL_BODY = 64 * 1024  # bytes decoded on the spot
+MAX_RID = 256
+BYTES_PER_TOKEN = 64  # of a body, generous: ids and escapes take more than text
+
+
+@dataclass(frozen=True)
+class Services:
+    config: ServerConfig
+    model: ModelConfig
+    model_name: str  # the name that clients use
+    limits: Limits
+    board: Board
+    info: dict[str, Any]  # what rank 0 said when it was ready
+    manager: TokenizerManager
+    words: Words
+    texts: TokenTexts
+    metrics: Metrics
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def max_body(self) -> int:
+        return max(1 << 20, BYTES_PER_TOKEN * self.limits.context_length)
+
+    @property
+    def memory_usage(self) -> dict[str, Any]:
+        """In GB, but for `token_capacity`."""
+        return {
+            "weight_gb": self.info.get("weights_bytes", 0) / 1e9,
+            "kv_cache_gb": self.info.get("kv_bytes", 0) / 1e9,
+            "token_capacity": self.limits.pool_tokens,
+        }
+
+    def check_model(self, name: str | None) -> None:
+        """An absent or empty name means the served one."""
+        if name and name not in (self.model_name, self.config.model_path):
+            raise RequestError(
+                f"The model `{name[:100]}` does not exist; this server has `{self.model_name}`.",
+                status=404, param="model", code="model_not_found",
+            )  # fmt: skip
+
+    async def read(self, request: web.Request, kind: type) -> Any:
+        """The body as a `kind`. RequestError for one that is too big, no JSON or of another shape."""
+        raw = await self.read_bytes(request)
+        if len(raw) <= SMALL_BODY:
+            return decode(raw, kind)
+        return await self.words.in_thread(decode, raw, kind)
+
+    async def read_bytes(self, request: web.Request) -> bytes:
+        """A body that says it is too big is refused before it is read."""
+        if (request.content_length or 0) > self.max_body:
+            raise too_big(self.max_body)
+        return await request.read()
+
+
+def too_big(limit: int) -> RequestError:
+    return RequestError(f"The body must not exceed {limit} bytes.", status=413, code="request_too_large")
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid.uuid4().hex
+
+
+def check_rid(rid: str | None) -> str | None:
+    """An empty one means none."""
+    if rid and len(rid) > MAX_RID:
+        raise RequestError(f"`rid` takes at most {MAX_RID} characters.", param="rid")
+    return rid or None
+
+
+def check_priority(priority: int | None) -> int:
+    if priority is not None and not -(2**31) <= priority < 2**31:
+        raise RequestError("`priority` must be between -2**31 and 2**31 - 1.", param="priority")
+    return priority or 0

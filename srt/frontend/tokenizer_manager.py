@@ -1,0 +1,251 @@
+"""L1, main process: the table of requests on their way, and the frontend's two pipes.
+
+Owns the rids, the names under which clients know their requests, and the receive loop. Deltas go from the pipe straight
+to the sinks: no task wakes for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+
+from srt.board import Board
+from srt.config import ServerConfig
+from srt.frontend.errors import RequestError
+from srt.frontend.generation import Generation, Prompt, Sink
+from srt.frontend.metrics import Metrics
+from srt.frontend.sampling import seeds
+from srt.limits import Limits
+from srt.messages import (
+    AbortRequest,
+    FlushCache,
+    FlushReply,
+    FrontendItem,
+    NewRequest,
+    TextBatch,
+    TextDelta,
+)
+from srt.transport import Endpoints, Sender, pull
+
+log = logging.getLogger(__name__)
+
+BURST = 64  # messages taken from the pipe before the event loop gets its turn
+MAX_GENERATIONS = 4096  # of one HTTP request
+
+
+class TokenizerManager:
+    def __init__(
+        self, config: ServerConfig, limits: Limits, endpoints: Endpoints, board: Board, metrics: Metrics
+    ) -> None:
+        self.limits = limits
+        self.metrics = metrics
+        self.draining = False
+        self.failure: str | None = None
+        self.last_heard = 0.0  # when the engine last sent anything
+        self._max_running = config.max_running_requests
+        self._max_queued = config.max_queued_requests
+        self._board = board
+        self._endpoints = endpoints
+        self._seeds = seeds(config.random_seed)
+        self._rids = itertools.count(1)
+        self._tickets = itertools.count(1)
+        self._live: dict[int, Generation] = {}
+        self._names: dict[str, list[Generation]] = {}
+        self._flushes: dict[int, asyncio.Future[FlushReply]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._decoder = msgspec.msgpack.Decoder(FrontendItem)
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Must be called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._socket = pull(self._endpoints.frontend, self._context)
+        self._leader = Sender(self._endpoints.leader, self._context)
+        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
+        self._loop.call_soon(self._receive)  # the descriptor signals only what comes from now on
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+        self._context.destroy(linger=0)
+
+    async def idle(self) -> None:
+        """Returns when no request is on its way."""
+        await self._idle.wait()
+
+    def fail(self, reason: str) -> None:
+        """The engine is gone: ends every request with an error."""
+        self.failure = reason
+        error = RequestError(f"The engine has failed: {reason}", status=500)
+        for generation in list(self._live.values()):
+            generation.sink.fail(error)
+        for future in self._flushes.values():
+            if not future.done():
+                future.set_exception(error)
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def running(self, prompts: Sequence[Prompt], sink: Sink, *, probe: bool = False) -> Iterator[list[Generation]]:
+        """Sends the prompts' generations; on leaving, what has not finished is aborted. RequestError if refused.
+
+        A probe is taken however long the queue is.
+        """
+        generations = self._submit(prompts, sink, probe)
+        try:
+            yield generations
+        finally:
+            self._release(generations)
+
+    def abort(self, name: str | None, message: str) -> None:
+        """`name` is a request's or one of its choices'; None aborts all. Their last deltas still come."""
+        generations = self._live.values() if name is None else self._names.get(name, ())
+        for generation in list(generations):
+            if generation.finish is None:
+                self._leader.send(AbortRequest(generation.rid, message))
+
+    async def flush_cache(self, timeout_s: float) -> FlushReply:
+        if self.failure is not None:
+            raise RequestError(f"The engine has failed: {self.failure}", status=503)
+        ticket = next(self._tickets)
+        future = self._flushes[ticket] = self._loop.create_future()
+        try:
+            self._leader.send(FlushCache(ticket, timeout_s))
+            return await asyncio.wait_for(future, timeout_s + 10.0)
+        except asyncio.TimeoutError:
+            return FlushReply(ticket, False, "The engine did not answer in time.")
+        finally:
+            del self._flushes[ticket]
+
+    @property
+    def is_open(self) -> bool:
+        return self.failure is None and not self.draining
+
+    def check_open(self) -> None:
+        if self.failure is not None:
+            raise RequestError(f"The engine has failed: {self.failure}", status=503)
+        if self.draining:
+            raise RequestError("The server is shutting down.", status=503)
+
+    def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
+        self.check_open()
+        total = sum(prompt.spec.n for prompt in prompts)
+        if total > MAX_GENERATIONS:
+            raise RequestError(f"One request takes at most {MAX_GENERATIONS} choices, not {total}.", param="n")
+        lengths = [prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits) for prompt in prompts]
+        if not probe:
+            self._check_queue(total)
+        self._check_names(prompts)
+        now = time.monotonic()
+        generations: list[Generation] = []
+        for prompt, length in zip(prompts, lengths, strict=True):
+            spec = prompt.spec
+            seed = next(self._seeds) if spec.seed is None else spec.seed
+            family = self._names[prompt.name] = []
+            for choice in range(spec.n):
+                name = prompt.name if spec.n == 1 else f"{prompt.name}_{choice}"
+                generation = Generation(next(self._rids), name, len(generations), prompt, sink, now)
+                generations.append(generation)
+                family.append(generation)
+                if spec.n > 1:
+                    self._names[name] = [generation]
+                self._live[generation.rid] = generation
+                params = spec.params(length, seed, choice)
+                self._leader.send(NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority))
+        self._idle.clear()
+        return generations
+
+    def _check_queue(self, more: int) -> None:
+        """Those beyond the running maximum wait; without one, the leader says how many run."""
+        if self._max_queued is None:
+            return
+        running = self._max_running or self._board.read(0).gauges["running"]
+        if len(self._live) + more > running + self._max_queued:
+            raise RequestError("The request queue is full; try again later.", status=503, code="queue_full")
+
+    def _check_names(self, prompts: Sequence[Prompt]) -> None:
+        names = [prompt.name for prompt in prompts]
+        names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
+        if len(set(names)) < len(names) or any(name in self._names for name in names):
+            raise RequestError("A request with this `rid` is running already.", param="rid", code="duplicate_rid")
+
+    def _release(self, generations: Sequence[Generation]) -> None:
+        for generation in generations:
+            self._names.pop(generation.prompt.name, None)
+            self._names.pop(generation.name, None)
+            if self._live.pop(generation.rid, None) is not None:
+                self._leader.send(AbortRequest(generation.rid, "The client has left."))
+                self.metrics.aborted()
+        if not self._live:
+            self._idle.set()
+
+    # ---- the receive loop ------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Takes what is there, at most BURST messages, and lets every sink that got something write once."""
+        touched: dict[Sink, None] = {}
+        now = time.monotonic()
+        for _ in range(BURST):
+            try:
+                raw = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self.last_heard = now
+            self._take(self._decoder.decode(raw), now, touched)
+        else:
+            self._loop.call_soon(self._receive)
+        for sink in touched:
+            sink.flush()
+
+    def _take(self, message: Any, now: float, touched: dict[Sink, None]) -> None:
+        if isinstance(message, TextBatch):
+            live = self._live
+            for delta in message.deltas:
+                generation = live.get(delta.rid)
+                if generation is not None:  # its client may have left
+                    self._count(generation, delta, now)
+                    touched[generation.sink] = None
+                    try:
+                        generation.sink.feed(generation, delta)
+                    except Exception:  # one client's answer must not take the others' with it
+                        log.exception("The answer of request %d could not be written", generation.rid)
+                        generation.sink.fail(RequestError("The answer could not be written.", status=500))
+        else:
+            future = self._flushes.get(message.ticket)
+            if future is not None and not future.done():
+                future.set_result(message)
+
+    def _count(self, generation: Generation, delta: TextDelta, now: float) -> None:
+        tokens = len(delta.ids) // 4
+        if delta.cached_tokens >= 0:
+            generation.cached_tokens = delta.cached_tokens
+        if tokens:
+            generation.completion_tokens += tokens
+            if generation.first_token:
+                self.metrics.next_tokens(tokens, now - generation.last_token)
+            else:
+                generation.first_token = now
+                self.metrics.first_tokens(
+                    tokens, now - generation.created, generation.prompt.num_tokens, generation.cached_tokens
+                )
+            generation.last_token = now
+        if delta.finish is not None:
+            generation.finish = delta.finish
+            generation.finished = now
+            del self._live[generation.rid]
+            if delta.finish.reason == "abort":
+                self.metrics.aborted()
+            else:
+                self.metrics.finished(now - generation.created)
+            if not self._live:
+                self._idle.set()

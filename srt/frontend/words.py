@@ -1,0 +1,150 @@
+"""L1, main process: text to token ids, off the event loop. Owns the tokenising threads.
+
+The tokenizer works without the GIL, so a long prompt delays nobody; only short texts are encoded on the spot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from srt.chat_template import ChatTemplate, TemplateError
+from srt.frontend.errors import RequestError
+from srt.messages import Ids
+from srt.tokenization import Tokenizer
+
+SHORT_TEXT = 400  # characters, about 0.1 ms
+MAX_PROMPTS = 2048  # of one HTTP request
+
+_SHAPE = re.compile(rb"\s*(\[?)\s*([\"\[]?)")
+
+T = TypeVar("T")
+
+
+class Words:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, vocab_size: int) -> None:
+        """Prompt ids are taken below `vocab_size`, the number of the model's embeddings."""
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self._template = template
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="words")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Ids]:
+        """One prompt per text. An empty one becomes the BOS token; RequestError if the model has none."""
+        if sum(map(len, texts)) <= SHORT_TEXT:
+            return self._encode(texts, add_special_tokens)
+        return await self.in_thread(self._encode, texts, add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> Ids:
+        """The prompt that the model's template makes of a chat. The template writes BOS itself where it is wanted."""
+
+        def render_and_encode() -> Ids:
+            text = self._render(messages, add_generation_prompt, continue_final_message, arguments or {})
+            return self._encode([text], False)[0]
+
+        return await self.in_thread(render_and_encode)
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        continue_final: bool,
+        arguments: dict[str, Any],
+    ) -> str:
+        if self._template is None:
+            raise RequestError(
+                "This model has no chat template; start the server with --chat-template, or use /v1/completions.",
+                param="messages",
+            )
+        try:
+            return self._template.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final,
+                **arguments,
+            )
+        except TemplateError as error:
+            raise RequestError(str(error), param="messages") from None
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[Ids]:
+        bos = self.tokenizer.bos_token_id
+        prompts = []
+        for text in texts:
+            ids = self.tokenizer.encode(text, add_special_tokens)
+            if len(ids) > 1 and ids[0] == ids[1] == bos:  # the text brought its own
+                ids = ids[1:]
+            if not ids:
+                if bos is None:
+                    raise RequestError("The prompt is empty, and this model has no token to start a text with.")
+                ids = [bos]
+            prompts.append(array("i", ids).tobytes())
+        return prompts
+
+
+def prompt_texts_or_ids(raw: msgspec.Raw, param: str, vocab_size: int) -> tuple[list[str], list[Ids], bool]:
+    """Reads str | [str] | [int] | [[int]]: (texts, [], is_list) or ([], prompts, is_list). Else RequestError."""
+    shape = b"".join(_SHAPE.match(memoryview(raw)).groups())
+    try:
+        if shape == b'"':
+            return [msgspec.json.decode(raw, type=str)], [], False
+        if shape == b'["':
+            texts = msgspec.json.decode(raw, type=list[str])
+            _check_number(len(texts), param)
+            return texts, [], True
+        if shape == b"[[":
+            lists = msgspec.json.decode(raw, type=list[list[int]])
+            _check_number(len(lists), param)
+            return [], [pack_checked(ids, param, vocab_size) for ids in lists], True
+        if shape == b"[":
+            return [], [pack_checked(msgspec.json.decode(raw, type=list[int]), param, vocab_size)], False
+    except msgspec.ValidationError as error:
+        raise RequestError(f"`{param}`: {error}", param=param) from None
+    raise RequestError(
+        f"`{param}` must be a string, a list of strings, a list of token ids or a list of those.", param=param
+    )
+
+
+def pack_checked(ids: list[int], param: str, vocab_size: int) -> Ids:
+    """RequestError unless there are ids and all lie in the vocabulary."""
+    if not ids:
+        raise RequestError(f"`{param}` must not be empty.", param=param)
+    try:
+        packed = array("i", ids).tobytes()
+    except OverflowError:
+        packed = array("i", [-1]).tobytes()
+    values = np.frombuffer(packed, np.int32)
+    if values.min() < 0 or values.max() >= vocab_size:
+        raise RequestError(f"`{param}` takes token ids between 0 and {vocab_size - 1}.", param=param)
+    return packed
+
+
+def _check_number(prompts: int, param: str) -> None:
+    if prompts > MAX_PROMPTS:
+        raise RequestError(f"`{param}` takes at most {MAX_PROMPTS} prompts.", param=param)
+
+
+def namespace(cache_salt: str | None, extra_key: str | None) -> bytes:
+    """Prefixes are shared only between requests that agree in both."""
+    if not cache_salt and not extra_key:
+        return b""
+    return msgspec.msgpack.encode((cache_salt or "", extra_key or ""))

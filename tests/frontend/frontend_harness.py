@@ -1,0 +1,306 @@
+"""The real frontend on a real port, in front of an engine that repeats the prompt.
+
+The engine is a thread at the other ends of the pipes: it decodes what the leader would be sent, gives each live request
+one token a step (its prompt's ids, over and over), and turns them into text with the real detokenizer.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import tokenizers
+import uvloop
+import zmq
+from tokenizers import decoders, models, pre_tokenizers
+
+from detokenizer.detokenizer import Detokenizer
+from srt.board import GAUGES, Board, Phase, RankRecord
+from srt.chat_template import ChatTemplate
+from srt.config import ServerConfig
+from srt.frontend.app import Frontend, make_services
+from srt.limits import Limits
+from srt.messages import (
+    AbortRequest,
+    Finish,
+    FlushCache,
+    FlushReply,
+    InboxItem,
+    NewRequest,
+    Opening,
+    TokenBatch,
+    TokenDelta,
+    TokenLogprobs,
+    pack_ids,
+    unpack_ids,
+)
+from srt.model_config import ModelConfig, RopeScaling
+from srt.tokenization import Tokenizer
+from srt.transport import Endpoints, Sender, pull
+
+MODEL = "tiny"
+BOS, EOS = 256, 257
+VOCAB = 300  # rows of the embedding; the tokenizer knows fewer ids
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(folder):
+    """One token per byte (id = the byte), and two special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    to_byte = {char: byte for byte, char in enumerate(map(byte_char, range(256)))}
+    tokenizer = tokenizers.Tokenizer(models.BPE({char: to_byte[char] for char in alphabet}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.from_folder(folder)
+
+
+def byte_char(byte):
+    """GPT-2's printable stand-in for a byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in printable:
+        return chr(byte)
+    return chr(0x100 + [other for other in range(256) if other not in printable].index(byte))
+
+
+def model_config(bos=BOS):
+    return ModelConfig(
+        architecture="TinyForCausalLM", model_type="tiny", vocab_size=VOCAB, hidden_size=8, intermediate_size=8,
+        num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, rms_norm_eps=1e-5, rope_theta=1e4,
+        rope_scaling=RopeScaling(), max_position_embeddings=4096, tie_word_embeddings=True, qkv_bias=False,
+        output_bias=False, mlp_bias=False, qk_norm=False, dtype="float32", bos_token_id=bos, eos_token_ids=(EOS,),
+    )  # fmt: skip
+
+
+@dataclass
+class Live:
+    request: NewRequest
+    ids: list
+    made: list = field(default_factory=list)
+
+
+class EchoEngine(threading.Thread):
+    """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `mute` (drops requests),
+    `fail_status` (ends requests at once with this status), `tokens_per_step`, `flush_ok`."""
+
+    def __init__(self, endpoints, board, tokenizer):
+        super().__init__(daemon=True)
+        self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
+        self.fail_after = 0
+        self.tokens_per_step = 1
+        self.received, self.aborted, self.live = [], [], {}
+        self._ends = endpoints
+        self._table = tokenizer.token_bytes
+        self._detokenizer = Detokenizer(tokenizer.token_bytes)
+        self._record = RankRecord(board, 0)
+        self._over = threading.Event()
+        self._generated = 0
+
+    def reset(self):
+        self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
+        self.fail_after, self.tokens_per_step = 0, 1
+        self.received.clear()
+        self.aborted.clear()
+
+    def run(self):
+        context = zmq.Context()
+        inbox, out = pull(self._ends.leader, context), Sender(self._ends.frontend, context)
+        decoder = msgspec.msgpack.Decoder(InboxItem)
+        step = 0
+        while not self._over.is_set():
+            self._publish()
+            if inbox.poll(0 if self.live and not self.paused else 10):
+                with contextlib.suppress(zmq.Again):
+                    while True:
+                        self._hear(decoder.decode(inbox.recv(zmq.NOBLOCK)), out)
+            if self.paused or not self.live:
+                continue
+            step += 1
+            deltas = tuple([self._advance(live) for live in list(self.live.values())])
+            out.send(self._detokenizer.decode(TokenBatch(step, deltas)))
+            time.sleep(self.step_s)
+        context.destroy(linger=0)
+
+    def stop(self):
+        self._over.set()
+        self.join(5)
+
+    def _publish(self):
+        gauges = dict.fromkeys(GAUGES, 0)
+        gauges.update(running=len(self.live), pool_total=1000, pool_free=900, pool_cached=100)
+        gauges["pool_free"] -= len(self.live)
+        self._record.gauges(**gauges)
+        self._record.beat(Phase.IDLE)
+
+    def _hear(self, item, out):
+        if isinstance(item, NewRequest):
+            self.received.append(item)
+            if not self.mute:
+                self.live[item.rid] = Live(item, unpack_ids(item.ids).tolist())
+        elif isinstance(item, AbortRequest):
+            self.aborted.append(item.rid)
+            live = self.live.pop(item.rid, None)
+            if live is not None:
+                delta = self._delta(live, [], Finish("abort", message=item.message))
+                out.send(self._detokenizer.decode(TokenBatch(0, (delta,))))
+        elif isinstance(item, FlushCache):
+            out.send(FlushReply(item.ticket, self.flush_ok, "" if self.flush_ok else "requests are running"))
+
+    def _advance(self, live):
+        sampling, new, finish = live.request.sampling, [], None
+        if self.fail_status and len(live.made) >= self.fail_after:
+            finish = Finish("abort", message="out of luck", status=self.fail_status)
+        while finish is None and len(new) < self.tokens_per_step:
+            token = live.ids[len(live.made) % len(live.ids)]
+            live.made.append(token)
+            new.append(token)
+            finish = self._finish(live, sampling, token)
+        self._generated += len(new)
+        delta = self._delta(live, new, finish)
+        if finish is not None:
+            del self.live[live.request.rid]
+        return delta
+
+    def _finish(self, live, sampling, token):
+        text = self._table.decode(live.made, False)
+        for stop in sampling.stop:
+            if stop in text:
+                return Finish("stop", stop)
+        if token in sampling.stop_token_ids or (token == EOS and not sampling.ignore_eos):
+            return Finish("stop", token)
+        return Finish("length") if len(live.made) >= sampling.max_new_tokens else None
+
+    def _delta(self, live, new, finish):
+        sampling = live.request.sampling
+        opening = None
+        if len(live.made) == len(new):
+            opening = Opening(
+                len(live.ids) // 2, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim
+            )  # fmt: skip
+        logprobs = None
+        if sampling.logprobs >= 0:
+            others = [tuple((token + i) % 256 for i in range(sampling.logprobs)) for token in new]
+            values = [tuple(-0.5 - i if i < 3 else float("-inf") for i in range(sampling.logprobs)) for _ in new]
+            logprobs = TokenLogprobs((-0.5,) * len(new), tuple(others), tuple(values))
+        return TokenDelta(live.request.rid, pack_ids(new), opening, finish, logprobs)
+
+
+class Server:
+    """Engine and frontend, each in a thread, for the length of a `with`."""
+
+    def __init__(self, folder, *, context_length=1024, pool_tokens=1024, bos=BOS, template=True, **flags):
+        self.tokenizer = byte_tokenizer(folder)
+        self.config = ServerConfig(model_path="/models/tiny", served_model_name=MODEL, **flags)
+        self.limits = Limits(context_length, pool_tokens, 1)
+        self.endpoints = Endpoints(str(folder))
+        self.board = Board.create(self.endpoints.board, 1)
+        self.engine = EchoEngine(self.endpoints, self.board, self.tokenizer)
+        chat_template = ChatTemplate.from_folder(folder) if template else None
+        self.services = make_services(
+            self.config, model_config(bos), MODEL, self.tokenizer, chat_template, self.limits, self.endpoints,
+            self.board, {"weights_bytes": 1000, "kv_bytes": 2000},
+        )  # fmt: skip
+        self.frontend = Frontend(self.services)
+        self._sock = socket.create_server(("127.0.0.1", 0))
+        self.port = self._sock.getsockname()[1]
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+
+    def __enter__(self):
+        self.engine.start()
+        self._thread.start()
+        self.run(self.frontend.start(self._sock))
+        return self
+
+    def __exit__(self, *_):
+        self.run(self.frontend.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5)
+        self.loop.close()
+        self.engine.stop()
+
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def call(self, function, *arguments):
+        async def wrapped():
+            return function(*arguments)
+
+        return self.run(wrapped())
+
+    # ---- the client's side -----------------------------------------------------------------------------------------
+
+    def request(self, method, path, body=None, headers=None, timeout=20):
+        """(status, headers, bytes); a body that is not bytes goes as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        with contextlib.closing(connection):
+            if body is not None and not isinstance(body, bytes):
+                body = json.dumps(body).encode()
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, response.headers, response.read()
+
+    def post(self, path, body, **options):
+        status, _, raw = self.request("POST", path, body, **options)
+        return status, strict_json(raw)
+
+    def get(self, path, **options):
+        status, _, raw = self.request("GET", path, **options)
+        return status, strict_json(raw) if raw else None
+
+    def ok(self, path, body):
+        status, answer = self.post(path, body)
+        assert status == 200, answer
+        return answer
+
+    def stream(self, path, body):
+        """Every event's data, with [DONE] checked to be there once, at the end."""
+        status, headers, raw = self.request("POST", path, {**body, "stream": True})
+        assert status == 200, raw
+        assert headers["Content-Type"].startswith("text/event-stream")
+        return events_of(raw)
+
+    def open_stream(self, path, body):
+        """A socket with the request sent and the response's first bytes read."""
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        send_request(sock, path, {**body, "stream": True})
+        return sock, sock.recv(65536)
+
+    def wait_for(self, condition, seconds=5.0):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "it did not come true"
+            time.sleep(0.005)
+
+
+def send_request(sock, path, body):
+    raw = json.dumps(body).encode()
+    sock.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(raw), raw))
+
+
+def events_of(raw):
+    text = raw.decode()
+    assert text.endswith("data: [DONE]\n\n")
+    assert text.count("[DONE]") == 1
+    lines = text.removesuffix("data: [DONE]\n\n").split("\n\n")
+    assert lines.pop() == ""
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    return [strict_json(line.removeprefix("data: ")) for line in lines]
+
+
+def strict_json(raw):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(raw, parse_constant=refuse)
