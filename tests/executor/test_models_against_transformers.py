@@ -19,11 +19,6 @@ CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_new_tokens=1000, temperature=0.0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _two_threads():
-    torch.set_num_threads(2)
-
-
 def build(model, *, page_size=1, pool_tokens=1024, num_rows=8, context_length=128, spy=None):
     config = our_config(model)
     ours = load_model(config, model.state_dict().items(), torch.float32, CPU, context_length=context_length)

@@ -1,0 +1,13 @@
+"""Shared by the executor's tests."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Matrices this small only lose to the threads' barriers, most of all beside other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
