@@ -34,14 +34,17 @@ ROOMS = {
     "srt.gguf_tokenizer": "srt.model_config srt.gguf_files",
     "srt.sentencepiece_conversion": "",
     "srt.gguf_folder": "srt.model_config srt.gguf_files srt.gguf_tokenizer",
-    "srt.model_files": "srt.config srt.model_config srt.gguf_files srt.gguf_tokenizer srt.gguf_folder",
+    "srt.weight_names": "srt.model_config",
+    "srt.model_files": """
+        srt.config srt.model_config srt.gguf_files srt.gguf_tokenizer srt.gguf_folder srt.weight_names
+        """,
     "srt.tokenization": "srt.model_config srt.model_files srt.token_bytes",
     "srt.token_bytes": "srt.model_config",
-    "srt.chat_template": "srt.model_config",
+    "srt.chat_template": "srt.model_config srt.model_files",
     "srt.observe": "srt.messages",
     "srt.frontend": """
         srt.messages srt.config srt.limits srt.transport srt.board srt.tokenization srt.token_bytes srt.chat_template
-        srt.schema_rules srt.model_config srt.model_files srt.observe
+        srt.schema_rules srt.model_config srt.model_files srt.observe srt
         """,
     "srt.scheduler.schedule_batch": "srt.messages",
     "srt.scheduler.intake": "srt.messages srt.transport",
@@ -50,9 +53,9 @@ ROOMS = {
         srt.board
         """,
     "srt.scheduler.process": """
-        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.intake radix srt.executor srt.constrained srt.cluster
-        srt.parallel srt.registry srt.messages srt.config srt.limits srt.model_config srt.model_files srt.token_bytes
-        srt.board srt.transport srt.process srt.observe
+        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.intake radix srt.executor srt.models srt.constrained
+        srt.cluster srt.parallel srt.registry srt.messages srt.config srt.limits srt.model_config srt.model_files
+        srt.token_bytes srt.board srt.transport srt.process srt.observe
         """,
     "srt.parallel": "",
     "srt.kernels": "",
@@ -60,7 +63,7 @@ ROOMS = {
     "srt.models": "srt.layers srt.parallel srt.registry srt.model_config",
     "srt.executor": """
         srt.scheduler.schedule_batch srt.messages srt.config srt.model_config srt.model_files srt.gguf_files
-        srt.models srt.layers srt.kernels srt.parallel srt.registry
+        srt.weight_names srt.models srt.layers srt.kernels srt.parallel srt.registry
         """,
     "srt.constrained": "srt.scheduler.schedule_batch srt.messages srt.registry srt.schema_rules",
     "srt.cluster": "radix srt.messages srt.config srt.transport",

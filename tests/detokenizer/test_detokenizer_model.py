@@ -63,7 +63,9 @@ def test_the_process_answers_each_step_in_order_and_ends_on_sigterm(default_mode
         title="detokenizer",
         config=ServerConfig(),
         endpoints=endpoints,
-        folder=str(default_model.tokenizer_folder),
+        model=default_model.model_config,
+        folder=str(default_model.folder),
+        tokenizer_folder=str(default_model.tokenizer_folder),
         weights="dummy",
         gguf_path=None,
     )

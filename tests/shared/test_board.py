@@ -75,11 +75,11 @@ def test_a_reader_never_sees_half_a_record(path):
     process = subprocess.Popen([sys.executable, "-c", HAMMER, path], stdout=subprocess.PIPE)
     try:
         process.stdout.readline()
-        last, reads, changes = 0, 0, 0
-        end = time.monotonic() + 2
-        while time.monotonic() < end:
+        last, changes = 0, 0
+        deadline = time.monotonic() + 60
+        while changes < 500:
+            assert time.monotonic() < deadline
             record = board.read(1)
-            reads += 1
             changes += record.step != last
             assert record.pid == process.pid
             assert record.digest == digest_of(record.step)
@@ -90,7 +90,6 @@ def test_a_reader_never_sees_half_a_record(path):
             assert record.step - 1 <= record.gauges["running"] <= record.step
             assert record.step >= last
             last = record.step
-        assert changes > 100, (changes, reads)
 
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -1,0 +1,148 @@
+"""Flags in, one frozen configuration out, the same in every process."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srt.config import ConfigError, ServerConfig, flag_name, parse_args
+from srt.model_config import ModelConfig
+from srt.process import ChildSpec
+from srt.transport import Endpoints
+
+MODEL = ModelConfig.from_hf(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 256,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+    }
+)
+
+
+def test_without_flags_everything_has_its_default():
+    assert parse_args([]) == ServerConfig()
+
+
+def test_each_flag_reaches_its_field():
+    given_values = {
+        "model_path": "/models/x",
+        "tokenizer_path": "/models/y",
+        "served_model_name": "chat",
+        "host": "0.0.0.0",
+        "port": 8000,
+        "device": "cpu",
+        "dtype": "float32",
+        "load_format": "dummy",
+        "context_length": 4096,
+        "mem_fraction_static": 0.5,
+        "max_total_tokens": 10_000,
+        "max_running_requests": 16,
+        "max_queued_requests": 0,
+        "chunked_prefill_size": 512,
+        "page_size": 16,
+        "schedule_policy": "lpm",
+        "disable_radix_cache": True,
+        "disable_overlap_schedule": True,
+        "tp_size": 2,
+        "random_seed": 7,
+        "api_key": "secret",
+        "chat_template": "/t.jinja",
+        "log_level": "debug",
+    }
+    assert list(given_values) == [spec.name for spec in dataclasses.fields(ServerConfig)]
+    argv = []
+    for name, value in given_values.items():
+        argv += [flag_name(name)] if value is True else [flag_name(name), str(value)]
+    assert parse_args(argv) == ServerConfig(**given_values)
+
+
+def test_tp_is_short_for_tp_size():
+    assert parse_args(["--tp", "4"]).tp_size == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--port", "-1"], "--port"),
+        (["--port", "65536"], "--port"),
+        (["--context-length", "1"], "--context-length"),
+        (["--max-total-tokens", "0"], "--max-total-tokens"),
+        (["--max-running-requests", "0"], "--max-running-requests"),
+        (["--max-queued-requests", "-1"], "--max-queued-requests"),
+        (["--chunked-prefill-size", "0"], "--chunked-prefill-size"),
+        (["--page-size", "0"], "--page-size"),
+        (["--tp-size", "0"], "--tp-size"),
+        (["--mem-fraction-static", "0"], "--mem-fraction-static"),
+        (["--mem-fraction-static", "1.0"], "--mem-fraction-static"),
+        (["--mem-fraction-static", "nan"], "--mem-fraction-static"),
+        (["--random-seed", "-1"], "--random-seed"),
+        (["--random-seed", str(2**63)], "--random-seed"),
+    ],
+)
+def test_a_value_out_of_range_is_one_sentence_that_names_the_flag(argv, named):
+    with pytest.raises(ConfigError, match=named) as caught:
+        parse_args(argv)
+    assert "\n" not in str(caught.value)
+    assert argv[1].removesuffix(".0") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--no-such-flag"], ["--port", "http"], ["--device", "tpu"], ["--load-format", "pt"], ["positional"], ["--host"]],
+)
+def test_what_argparse_refuses_ends_with_its_usage(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_args(argv)
+    assert caught.value.code == 2
+    assert "usage: launch" in capsys.readouterr().err
+
+
+def test_help_lists_every_flag(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_args(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert [spec.name for spec in dataclasses.fields(ServerConfig) if flag_name(spec.name) not in text] == []
+
+
+@given(
+    st.builds(
+        ServerConfig,
+        model_path=st.none() | st.text(),
+        port=st.integers(0, 65535),
+        mem_fraction_static=st.none() | st.floats(0.01, 0.99),
+        max_total_tokens=st.none() | st.integers(1, 2**40),
+        random_seed=st.none() | st.integers(0, 2**63 - 1),
+        disable_radix_cache=st.booleans(),
+        api_key=st.none() | st.text(),
+    )
+)
+def test_a_child_is_told_it_unchanged(config):
+    spec = ChildSpec("scheduler 1", config, Endpoints("/tmp/x"), MODEL, "/models/é", "/models/t", "gguf", None, 1)
+    told = ChildSpec.from_json(spec.to_json())
+    assert told == spec
+    assert told.config.digest() == config.digest()
+
+
+def test_the_digest_tells_what_ranks_must_share_and_hides_the_key():
+    plain = ServerConfig()
+    assert plain.digest() == ServerConfig(api_key="secret").digest()
+    for change in ({"page_size": 2}, {"random_seed": 1}, {"disable_overlap_schedule": True}, {"model_path": "x"}):
+        assert plain.digest() != ServerConfig(**change).digest()
+
+
+def test_a_configuration_does_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ServerConfig().port = 1

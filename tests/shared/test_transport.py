@@ -1,0 +1,91 @@
+"""The pipes: nothing is lost, nothing overtakes, and an end that is not there yet holds nobody up."""
+
+import asyncio
+import os
+import time
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from srt.messages import AbortRequest, FlushReply, InboxItem
+from srt.transport import Sender, pull, push
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy()
+
+
+def receive(socket, count):
+    decoder = msgspec.msgpack.Decoder(InboxItem)
+    received = []
+    while len(received) < count:
+        assert socket.poll(5000), f"{count - len(received)} messages are missing"
+        received.append(decoder.decode(socket.recv()))
+    return received
+
+
+def test_messages_sent_before_the_receiver_binds_arrive_in_order(context, endpoints):
+    """More of them than ZMQ's default high-water mark of 1000 lets wait."""
+    sender = Sender(endpoints.leader, context)
+    start = time.monotonic()
+    for rid in range(20_000):
+        sender.send(AbortRequest(rid))
+    assert time.monotonic() - start < 5
+    socket = pull(endpoints.leader, context)
+    assert [message.rid for message in receive(socket, 20_000)] == list(range(20_000))
+
+
+def test_a_slow_receiver_loses_nothing(context, endpoints):
+    socket = pull(endpoints.leader, context)
+    sender = Sender(endpoints.leader, context)
+    for rid in range(20_000):
+        sender.send(AbortRequest(rid))
+    time.sleep(0.1)
+    assert [message.rid for message in receive(socket, 20_000)] == list(range(20_000))
+
+
+def test_two_senders_share_a_pipe_each_in_its_own_order(context, endpoints):
+    socket = pull(endpoints.frontend, context)
+    first, second = Sender(endpoints.frontend, context), Sender(endpoints.frontend, context)
+    for rid in range(500):
+        first.send(AbortRequest(rid))
+        second.send(AbortRequest(1000 + rid))
+    rids = [message.rid for message in receive(socket, 1000)]
+    assert [rid for rid in rids if rid < 1000] == list(range(500))
+    assert [rid for rid in rids if rid >= 1000] == list(range(1000, 1500))
+
+
+def test_an_asyncio_loop_can_receive(context, endpoints):
+    async def one():
+        with zmq.asyncio.Context() as aio:
+            socket = pull(endpoints.frontend, aio)
+            sender = Sender(endpoints.frontend, context)
+            sender.send(FlushReply(1, True, ""))
+            raw = await asyncio.wait_for(socket.recv(), 5)
+            socket.close()
+            return msgspec.msgpack.decode(raw, type=FlushReply)
+
+    assert asyncio.run(one()) == FlushReply(1, True, "")
+
+
+def test_ending_does_not_wait_for_what_nobody_receives(endpoints):
+    context = zmq.Context()
+    socket = push(endpoints.leader, context)
+    socket.send(b"never read")
+    start = time.monotonic()
+    context.destroy()
+    assert time.monotonic() - start < 2
+
+
+def test_all_addresses_lie_in_the_one_folder(context, endpoints):
+    addresses = [endpoints.leader, endpoints.detokenizer, endpoints.frontend]
+    sockets = [pull(address, context) for address in addresses]
+    assert sorted(os.listdir(endpoints.folder)) == ["detokenizer", "frontend", "leader"]
+    assert os.path.dirname(endpoints.board) == endpoints.folder
+    for socket in sockets:
+        socket.close()
