@@ -148,6 +148,7 @@ def _load_words(config: ServerConfig, files: ModelFiles) -> tuple[Tokenizer, Cha
 
 def application(services: Services) -> web.Application:
     app = web.Application(middlewares=[_door(services)], client_max_size=services.max_body)
+    app.on_response_prepare.append(_add_request_id)
     chat, completions, models = Chat(services), Completions(services), Models(services)
     native, management = Native(services), Management(services)
     routes: list[tuple[str, str, Handler]] = [
@@ -157,9 +158,9 @@ def application(services: Services) -> web.Application:
         ("GET", "/v1/models/{id:.+}", models.get),
         ("POST PUT", "/generate", native.generate),
         ("GET", "/", management.root),
-        ("GET", "/health", management.health),
+        ("GET HEAD", "/health", management.health),
         ("GET", "/health_generate", management.health_generate),
-        ("GET", "/ready", management.ready),
+        ("GET HEAD", "/ready", management.ready),
         ("GET", "/model_info", management.model_info),
         ("GET", "/get_model_info", management.model_info),
         ("GET", "/server_info", management.server_info),
@@ -201,16 +202,14 @@ def _door(services: Services) -> Callable[[web.Request, Handler], Awaitable[web.
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             response = _error_response(RequestError("The server made a mistake; its log says which.", status=500))
-        if not response.prepared:
-            response.headers["X-Request-ID"] = _request_id(request)
         return response
 
     return door
 
 
-def _request_id(request: web.Request) -> str:
+async def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     given = request.headers.get("X-Request-ID", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    response.headers["X-Request-ID"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _of_http(error: web.HTTPException, services: Services) -> RequestError:

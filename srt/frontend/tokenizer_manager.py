@@ -201,7 +201,10 @@ class TokenizerManager:
             except zmq.Again:
                 break
             self.last_heard = now
-            self._take(self._decoder.decode(raw), now, touched)
+            try:
+                self._take(self._decoder.decode(raw), now, touched)
+            except Exception:  # the messages behind it must not wait for the next one
+                log.exception("A message from the engine was not understood")
         else:
             self._loop.call_soon(self._receive)
         for sink in touched:
