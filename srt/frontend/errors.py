@@ -25,7 +25,7 @@ class RequestError(Exception):
         super().__init__(message)
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…"
         self.status = status
-        self.param = param
+        self.param = param if param is None else param[:100]
         self.code = code
 
     def body(self) -> bytes:

@@ -290,7 +290,7 @@ class AbortBody(msgspec.Struct):
     abort_message: str | None = None
 
 
-def decode(raw: bytes, kind: type) -> Any:
+def decode(raw: bytes, kind: Any) -> Any:
     """RequestError where `raw` is not JSON or not a `kind`."""
     try:
         return msgspec.json.decode(raw, type=kind)

@@ -17,6 +17,7 @@ import numpy as np
 
 from srt.chat_template import ChatTemplate, TemplateError
 from srt.frontend.errors import RequestError
+from srt.frontend.protocol import decode
 from srt.messages import Ids
 from srt.tokenization import Tokenizer
 
@@ -104,24 +105,28 @@ class Words:
 def prompt_texts_or_ids(raw: msgspec.Raw, param: str, vocab_size: int) -> tuple[list[str], list[Ids], bool]:
     """Reads str | [str] | [int] | [[int]]: (texts, [], is_list) or ([], prompts, is_list). Else RequestError."""
     shape = b"".join(_SHAPE.match(memoryview(raw)).groups())
-    try:
-        if shape == b'"':
-            return [msgspec.json.decode(raw, type=str)], [], False
-        if shape == b'["':
-            texts = msgspec.json.decode(raw, type=list[str])
-            _check_number(len(texts), param)
-            return texts, [], True
-        if shape == b"[[":
-            lists = msgspec.json.decode(raw, type=list[list[int]])
-            _check_number(len(lists), param)
-            return [], [pack_checked(ids, param, vocab_size) for ids in lists], True
-        if shape == b"[":
-            return [], [pack_checked(msgspec.json.decode(raw, type=list[int]), param, vocab_size)], False
-    except msgspec.ValidationError as error:
-        raise RequestError(f"`{param}`: {error}", param=param) from None
+    if shape == b'"':
+        return [_read(raw, str, param)], [], False
+    if shape == b'["':
+        texts = _read(raw, list[str], param)
+        _check_number(len(texts), param)
+        return texts, [], True
+    if shape == b"[[":
+        lists = _read(raw, list[list[int]], param)
+        _check_number(len(lists), param)
+        return [], [pack_checked(ids, param, vocab_size) for ids in lists], True
+    if shape == b"[":
+        return [], [pack_checked(_read(raw, list[int], param), param, vocab_size)], False
     raise RequestError(
         f"`{param}` must be a string, a list of strings, a list of token ids or a list of those.", param=param
     )
+
+
+def _read(raw: msgspec.Raw, kind: Any, param: str) -> Any:
+    try:
+        return decode(bytes(raw), kind)
+    except RequestError as error:
+        raise RequestError(f"`{param}`: {error.message}", param=param) from None
 
 
 def pack_checked(ids: list[int], param: str, vocab_size: int) -> Ids:
