@@ -19,10 +19,11 @@ def resolve_device(config: ServerConfig, rank: int = 0) -> torch.device:
 
 
 def resolve_dtype(config: ServerConfig, model_config: ModelConfig) -> torch.dtype:
-    """Of weights and K/V. A CPU decodes as fast as it can read its weights, so auto never takes more than two bytes."""
+    """Of weights and K/V. A CPU decodes as fast as it reads its weights, so auto takes two bytes, and of them the type
+    that loses less."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
-    return torch.bfloat16 if model_config.dtype == "float32" else getattr(torch, model_config.dtype)
+    return torch.bfloat16 if model_config.dtype == "bfloat16" else torch.float16
 
 
 def free_memory(device: torch.device) -> int:

@@ -5,12 +5,13 @@ Shapes: N tokens, I input features, O output features, both of this rank's shard
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 
 from srt.layers.context import LayerContext, WeightSlot, WeightSlots
+from srt.layers.cpu_linear import packed
 
 
 class Linear:
@@ -24,18 +25,22 @@ class Linear:
         bias: bool,
         weight_OI: torch.Tensor | None = None,
     ):
+        self._on_cpu = context.device.type == "cpu"
         self.weight_OI = context.empty(num_outputs, num_inputs) if weight_OI is None else weight_OI
         self.bias_O = context.empty(num_outputs) if bias else None
+        self._multiply: Callable[[torch.Tensor], torch.Tensor] = self._unpacked
 
     def pack(self) -> None:
-        """Once the weights are in: lay them out as this device multiplies them fastest."""
+        """Once the weights are in: lay them out as the device multiplies them fastest, and forget them as they came."""
+        if self._on_cpu:
+            self._multiply = packed(self.weight_OI, self.bias_O)
+            del self.weight_OI, self.bias_O
+
+    def _unpacked(self, x_NI: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_NI, self.weight_OI, self.bias_O)
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
-        weight_OI, bias_O = self.weight_OI, self.bias_O
-        if x_NI.dtype != weight_OI.dtype:
-            weight_OI = weight_OI.to(x_NI.dtype)
-            bias_O = None if bias_O is None else bias_O.to(x_NI.dtype)
-        return F.linear(x_NI, weight_OI, bias_O)
+        return self._multiply(x_NI)
 
 
 class ColumnParallelLinear(Linear):
