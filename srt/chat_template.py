@@ -24,7 +24,7 @@ from srt.model_files import read_optional_json
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 RESERVED += ("conversation", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length")
-"""Names that a client's own template arguments may not take: what we set, and what transformers would take as its own."""
+"""Names that a client's own template arguments may not take: what we set, and transformers' own."""
 
 _CONTINUE_MARK = "[[the last message goes on here]] "
 """Ends in a space, so that its absence shows that the template trims what it prints."""

@@ -93,14 +93,17 @@ class Tokenizer:
 
 
 def check_token_bytes(tokenizer: tokenizers.Tokenizer, token_bytes: TokenBytes) -> None:
-    """Raises ModelError if the table and the library's own decoder disagree about a text."""
+    """Raises ModelError if what the table makes of a text's tokens is neither the text nor the library's decoding.
+
+    The library reads an added token like "ü" as one byte of the byte-level alphabet; there the text itself is right.
+    """
     for text in _CHECK_CORPUS:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         expected = tokenizer.decode(ids, skip_special_tokens=False)
         found = token_bytes.decode(ids, skip_special=False).decode("utf-8", errors="replace")
         if token_bytes.strips_leading_space:
             found = found.removeprefix(" ")
-        if found != expected:
+        if found not in (expected, text):
             raise ModelError(f"tokenizer.json: its decoder is not understood; {text!r} came back as {found!r}")
 
 

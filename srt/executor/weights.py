@@ -6,13 +6,18 @@ from safetensors and dummy weights without a copy where the type already fits.
 
 from __future__ import annotations
 
+import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType, quants
+from safetensors import safe_open
 from tqdm import tqdm
 
 from srt import weight_names
@@ -54,9 +59,7 @@ def iterate_weights(
             bar.update(tensor.numel() * dtype.itemsize)
 
 
-def _safetensors(paths: list[Path], names: object) -> Iterator[tuple[str, torch.Tensor]]:
-    from safetensors import safe_open
-
+def _safetensors(paths: list[Path], names: Container[str]) -> Iterator[tuple[str, torch.Tensor]]:
     for path in paths:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
@@ -70,21 +73,34 @@ def _gguf(path: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]
     permuted = gguf.metadata["general.architecture"] == "llama"
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
     data = np.memmap(path, np.uint8, "r")
-    for tensor in gguf.tensors.values():
-        name = weight_names.from_gguf(tensor.name)
-        if name is None:
-            continue
+
+    def load(tensor: GGUFTensor) -> torch.Tensor:
         values = dequantize(data, tensor)
         part = tensor.name.split(".")[-2]
         if permuted and part in heads:
             values = unpermute(values, heads[part])
-        yield name, torch.from_numpy(values)
+        return torch.from_numpy(values)
+
+    named = {weight_names.from_gguf(tensor.name): tensor for tensor in gguf.tensors.values()}
+    named.pop(None, None)
+    return zip(named, _ahead(load, named.values()), strict=True)
+
+
+def _ahead(load: Callable[[GGUFTensor], torch.Tensor], tensors: Iterable[GGUFTensor]) -> Iterator[torch.Tensor]:
+    """Loads a few tensors ahead, each on a core of its own: numpy lets go of the GIL while it computes."""
+    workers = min(8, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(workers) as pool:
+        pending: deque[Future[torch.Tensor]] = deque()
+        for tensor in tensors:
+            pending.append(pool.submit(load, tensor))
+            if len(pending) > workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def dequantize(data: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     """`data` is the file's bytes. Float32 in the tensor's shape, in memory of its own."""
-    from gguf import GGMLQuantizationType, quants
-
     stored = data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(*tensor.shape[:-1], -1)
     kind = GGMLQuantizationType(tensor.type_id)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
