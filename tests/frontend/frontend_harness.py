@@ -255,6 +255,9 @@ class Server:
         status, _, raw = self.request("POST", path, body, **options)
         return status, strict_json(raw)
 
+    def post_raw(self, path, body):
+        assert self.request("POST", path, body)[0] == 200
+
     def get(self, path, **options):
         status, _, raw = self.request("GET", path, **options)
         return status, strict_json(raw) if raw else None
