@@ -150,13 +150,15 @@ async def serve(
             frontend.drain()
             ending = await _unless(stop, _first_of(frontend.drained(DRAIN_SECONDS), _first_death(children)))
             if not isinstance(ending, str):
+                if not ending:
+                    frontend.fail("the server was stopped before this request was done")
                 return 0
             obituary = ending
         log.error("%s; stopping", obituary)
         frontend.fail(obituary)
         await asyncio.sleep(FAREWELL_SECONDS)
         return 1
-    except StartError as error:
+    except (StartError, ModelError) as error:
         return _refuse(error)
     finally:
         if frontend is not None:

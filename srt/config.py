@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 SCHEDULE_POLICIES = ("fcfs", "lpm")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -87,9 +87,14 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message.removeprefix('argument ')}; --help lists the flags")
+
+
 def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
-    """Exits with argparse's usage message on an unknown flag; raises ConfigError for a value out of range."""
-    parser = argparse.ArgumentParser(prog="launch", description="Serves a language model over HTTP.")
+    """Raises ConfigError for an unknown flag and for a value that is none; --help prints and exits."""
+    parser = _Parser(prog="launch", description="Serves a language model over HTTP.")
     hints = typing.get_type_hints(ServerConfig)
     for spec in dataclasses.fields(ServerConfig):
         names = [flag_name(spec.name), *spec.metadata["aliases"]]

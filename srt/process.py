@@ -164,19 +164,20 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
     try:
         module, _, attribute = door.partition(":")
         getattr(importlib.import_module(module), attribute)(spec, lambda info: tell({"ready": info}))
+        code = 0
     except Stopped:
-        return 0
-    except (ConfigError, ModelError) as error:
-        tell({"error": str(error)})
-        return 1
+        code = 0
     except Exception as error:
-        traceback.print_exc()
-        tell({"error": f"{type(error).__name__}: {error}"})
-        return 1
-    finally:
-        if os.getppid() != parent_pid:  # nobody else is left to tidy up
-            shutil.rmtree(spec.endpoints.folder, ignore_errors=True)
-    return 0
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the parent sends as soon as it is told
+        if isinstance(error, ConfigError | ModelError):
+            tell({"error": str(error)})
+        else:
+            traceback.print_exc()
+            tell({"error": f"{type(error).__name__}: {error}"})
+        code = 1
+    if os.getppid() != parent_pid:  # nobody else is left to tidy up
+        shutil.rmtree(spec.endpoints.folder, ignore_errors=True)
+    return code
 
 
 def _die_with_parent(parent_pid: int) -> None:
