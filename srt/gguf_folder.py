@@ -70,10 +70,10 @@ def _shapes(gguf: GGUFFile) -> dict[str, Any]:
         raise ModelError(f"{gguf.path}: architecture {name!r} is not supported; {', '.join(ARCHITECTURES)} are")
     architecture, model_type = ARCHITECTURES[name]
 
-    def value(key: str, default: Any = None) -> Any:
+    def value(key: str, default: float | None = None) -> Any:
         found = metadata.get(f"{name}.{key}", default)
-        if found is None:
-            raise ModelError(f"{gguf.path}: the metadata lacks {name}.{key}")
+        if not isinstance(found, int | float) or found <= 0:
+            raise ModelError(f"{gguf.path}: {name}.{key} must be one positive number, not {found!r}")
         return found
 
     if metadata.get(f"{name}.expert_count", 0):
