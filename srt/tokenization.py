@@ -62,8 +62,12 @@ class Tokenizer:
         Special tokens written out in the text become their ids. The GIL is free meanwhile. Raises ValueError for a
         text that is not valid Unicode (lone surrogates).
         """
-        # `encode` would hold the GIL all the while.
-        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        try:
+            # `encode` would hold the GIL all the while.
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except TypeError:
+            text.encode("utf-8")  # the library calls a string with lone surrogates no string; Python says where
+            raise
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
