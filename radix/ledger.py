@@ -109,25 +109,31 @@ class Ledger:
 
     def pages_to_grow(self, tenancy: Tenancy, length: int) -> int:
         """How many pages `grow` will take. Pure."""
-        return max(0, self._whole_pages(length) - tenancy.allocated) // self.page_size
+        missing = length - tenancy.allocated
+        return -(-missing // self.page_size) if missing > 0 else 0
 
     def grow(self, tenancy: Tenancy, length: int) -> None:
         """Gives the row slots for all positions below `length`, evicting others' if need be."""
         pages = self.pages_to_grow(tenancy, length)
         if pages:
             end = tenancy.allocated + pages * self.page_size
+            assert end <= self.table.shape[1], "longer than a row"
             self.table[tenancy.row, tenancy.allocated : end] = self._take(pages)
             tenancy.allocated = end
 
     def grow_all(self, tenancies: list[Tenancy], lengths: list[int]) -> None:
-        """`grow` for many rows that need few pages each, as in decoding: one allocation for all."""
-        width, page_size = self.table.shape[1], self.page_size
-        assert max(lengths, default=0) <= width, "longer than a row"
+        """`grow` for a whole step: the rows that need one page, as in decoding, get theirs in a single allocation."""
+        page_size = self.page_size
+        width = self.table.shape[1]
         entries = []  # where each new page begins in the flattened table
         for tenancy, length in zip(tenancies, lengths, strict=True):
-            while tenancy.allocated < length:
-                entries.append(tenancy.row * width + tenancy.allocated)
-                tenancy.allocated += page_size
+            allocated = tenancy.allocated
+            if length > allocated + page_size:
+                self.grow(tenancy, length)
+            elif length > allocated:
+                assert allocated < width, "longer than a row"
+                entries.append(tenancy.row * width + allocated)
+                tenancy.allocated = allocated + page_size
         if entries:
             self._table_pages[np.array(entries) // page_size] = self._take(len(entries)).reshape(-1, page_size)
 
