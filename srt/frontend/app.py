@@ -198,7 +198,7 @@ def _door(services: Services) -> Callable[[web.Request, Handler], Awaitable[web.
         except web.HTTPException as error:
             response = _error_response(_of_http(error, services), error.headers.get("Allow"))
         except ConnectionError:
-            raise
+            response = web.Response()  # nobody is left to read it
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             response = _error_response(RequestError("The server made a mistake; its log says which.", status=500))

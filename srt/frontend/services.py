@@ -47,9 +47,10 @@ class Services:
     @property
     def memory_usage(self) -> dict[str, Any]:
         """In GB, but for `token_capacity`."""
+        memory = self.info.get("memory", {})
         return {
-            "weight_gb": self.info.get("weights_bytes", 0) / 1e9,
-            "kv_cache_gb": self.info.get("kv_bytes", 0) / 1e9,
+            "weight_gb": memory.get("weights_bytes", 0) / 1e9,
+            "kv_cache_gb": memory.get("kv_bytes", 0) / 1e9,
             "token_capacity": self.limits.pool_tokens,
         }
 

@@ -209,7 +209,7 @@ class Server:
         chat_template = ChatTemplate.from_folder(folder) if template else None
         self.services = make_services(
             self.config, model_config(bos), MODEL, self.tokenizer, chat_template, self.limits, self.endpoints,
-            self.board, {"weights_bytes": 1000, "kv_bytes": 2000},
+            self.board, {"memory": {"weights_bytes": 1000, "kv_bytes": 2000}},
         )  # fmt: skip
         self.frontend = Frontend(self.services)
         self._sock = socket.create_server(("127.0.0.1", 0))
