@@ -104,9 +104,7 @@ class _OpenText:
             if len(ids) == 4:
                 return table[_ONE_ID(ids)[0]]
             return b"".join([table[token] for token in unpack_ids(ids)])
-        except (
-            IndexError
-        ):  # a model's vocabulary may have more ids than the tokenizer has tokens: they stand for nothing
+        except IndexError:  # a model's vocabulary may be larger than the tokenizer's: such ids stand for nothing
             return b"".join([table[token] for token in unpack_ids(ids) if token < len(table)])
 
 
