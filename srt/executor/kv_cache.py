@@ -22,16 +22,21 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ):
-        shape = (num_layers, pool_tokens + page_size, num_kv_heads, head_dim)
+        shape = (num_layers, pool_tokens + page_size, 2 * num_kv_heads, head_dim)
         # Zeros, because a masked position still multiplies its V by 0, and whatever malloc left there may be NaN.
-        self._k_TGC = list(torch.zeros(shape, dtype=dtype, device=device))
-        self._v_TGC = list(torch.zeros(shape, dtype=dtype, device=device))
+        self._kv_TSC = list(torch.zeros(shape, dtype=dtype, device=device))
+        self._num_kv_heads = num_kv_heads
 
-    def store(self, layer: int, slots_N: torch.Tensor, k_NGC: torch.Tensor, v_NGC: torch.Tensor) -> None:
-        k_TGC, v_TGC = self._k_TGC[layer], self._v_TGC[layer]
-        k_TGC.index_copy_(0, slots_N, k_NGC.to(k_TGC.dtype))
-        v_TGC.index_copy_(0, slots_N, v_NGC.to(v_TGC.dtype))
+    def store(self, layer: int, slots_N: torch.Tensor, kv_NSC: torch.Tensor) -> None:
+        """`kv_NSC` holds each token's G keys, then its G values."""
+        kv_TSC = self._kv_TSC[layer]
+        kv_TSC.index_copy_(0, slots_N, kv_NSC.to(kv_TSC.dtype))
 
-    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of all slots, each [T, G, C]."""
-        return self._k_TGC[layer], self._v_TGC[layer]
+    def layer(self, layer: int) -> torch.Tensor:
+        """Keys and values of all slots side by side, [T, 2 G, C]: a token's lie together, so one copy stores both."""
+        return self._kv_TSC[layer]
+
+    def keys_and_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views, each [T, G, C]."""
+        keys_TGC, values_TGC = self._kv_TSC[layer].split(self._num_kv_heads, dim=1)
+        return keys_TGC, values_TGC

@@ -14,8 +14,10 @@ from srt.executor.kv_cache import KVCache
 from srt.executor.sampler import Sampled, Sampler
 from srt.executor.sampling_table import SamplingTable
 from srt.executor.tables import RowTables
+from srt.layers.attention import kv_head_range
 from srt.model_config import ModelConfig
 from srt.models.llama import LlamaForCausalLM
+from srt.parallel import ParallelContext
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 
 
@@ -47,24 +49,28 @@ class ModelRunner:
         num_tokens_vocab: int,
         kv_dtype: torch.dtype,
         device: torch.device,
-        num_kv_heads: int | None = None,
+        parallel: ParallelContext | None = None,
     ):
-        """Allocates the pool: `pool_tokens` plus the spare page. `num_kv_heads` is this rank's share, if not all.
+        """Allocates the pool: `pool_tokens` plus the spare page.
 
         Table rows are 0 .. num_rows - 1; `num_tokens_vocab` is the number of tokens that exist, the tokenizer's.
         """
+        parallel = parallel or ParallelContext()
+        num_heads = config.num_heads // parallel.size
+        num_kv_heads = len(kv_head_range(parallel, config.num_kv_heads))
         self._model = model
         self._tables = RowTables(num_rows, context_length, device)
         self._cache = KVCache(
             num_layers=config.num_layers,
             pool_tokens=pool_tokens,
             page_size=page_size,
-            num_kv_heads=num_kv_heads or config.num_kv_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=config.head_dim,
-            dtype=kv_dtype,
+            # A CPU only stores in this type, and float16 keeps three more bits than bfloat16.
+            dtype=torch.float16 if device.type == "cpu" and kv_dtype == torch.bfloat16 else kv_dtype,
             device=device,
         )
-        self._attention = TorchNativeBackend(self._cache)
+        self._attention = TorchNativeBackend(self._cache, num_kv_heads, num_heads)
         self._sampling = SamplingTable(num_rows)
         self._sampler = Sampler(self._sampling, min(num_tokens_vocab, config.vocab_size), device)
         self._queue: deque[Launched] = deque()

@@ -12,15 +12,17 @@ import torch
 from srt.layers.context import LayerContext, WeightSlots, under
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import ColumnParallelLinear, RowParallelLinear
-from srt.layers.rotary_embedding import rotate
+from srt.layers.rotary_embedding import rotate_
 from srt.model_config import ModelConfig
+from srt.parallel import ParallelContext
 
 
 class Attend(Protocol):
     """Attention of one step's tokens, bound to that step."""
 
-    def __call__(self, layer: int, q_NHC: torch.Tensor, k_NGC: torch.Tensor, v_NGC: torch.Tensor) -> torch.Tensor:
-        """Stores K and V in the pool; then every query sees its request's positions up to its own -> [N, H, C]."""
+    def __call__(self, layer: int, q_NHC: torch.Tensor, kv_NSC: torch.Tensor) -> torch.Tensor:
+        """Stores each token's G keys and G values, which lie in this order in `kv_NSC`; then every query sees its
+        request's positions up to its own -> [N, H, C]."""
 
 
 class Attention:
@@ -30,19 +32,22 @@ class Attention:
         self._layer = layer
         self._head_dim = config.head_dim
         heads = context.parallel.shard(config.num_heads)
-        kv_heads = kv_head_range(context, config.num_kv_heads)
+        kv_heads = kv_head_range(context.parallel, config.num_kv_heads)
         self._num_heads, self._num_kv_heads = len(heads), len(kv_heads)
         parts = {
             "q_proj": self._features(config.num_heads, heads),
             "k_proj": self._features(config.num_kv_heads, kv_heads),
             "v_proj": self._features(config.num_kv_heads, kv_heads),
         }
-        self._qkv = ColumnParallelLinear(context, config.hidden_size, parts, config.qkv_bias)
+        rotary_dims = {"q_proj": config.head_dim, "k_proj": config.head_dim}
+        self._qkv = ColumnParallelLinear(context, config.hidden_size, parts, config.qkv_bias, rotary_dims)
         self._output = RowParallelLinear(
             context, "o_proj", config.num_heads * config.head_dim, config.hidden_size, config.output_bias
         )
-        self._q_norm = RMSNorm(context, config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self._k_norm = RMSNorm(context, config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self._qk_norms = {
+            name: RMSNorm(context, config.head_dim, config.rms_norm_eps, rotary_dim=config.head_dim)
+            for name in (("q_norm", "k_norm") if config.qk_norm else ())
+        }
 
     def _features(self, total: int, heads: range) -> tuple[int, range]:
         return total * self._head_dim, range(heads.start * self._head_dim, heads.stop * self._head_dim)
@@ -50,32 +55,31 @@ class Attention:
     def weight_slots(self) -> WeightSlots:
         yield from self._qkv.weight_slots()
         yield from self._output.weight_slots()
-        if self._q_norm is not None and self._k_norm is not None:
-            yield from under("q_norm.", self._q_norm.weight_slots())
-            yield from under("k_norm.", self._k_norm.weight_slots())
+        for name, norm in self._qk_norms.items():
+            yield from under(f"{name}.", norm.weight_slots())
 
     def pack(self) -> None:
         self._qkv.pack()
         self._output.pack()
+        for norm in self._qk_norms.values():
+            norm.pack()
 
-    def __call__(self, x_ND: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
-        num_tokens = len(x_ND)
+    def __call__(self, x_ND: torch.Tensor, turns_N1F: torch.Tensor, attend: Attend) -> torch.Tensor:
+        num_tokens, num_heads = len(x_ND), self._num_heads
+        num_rotated = num_heads + self._num_kv_heads
         qkv_NSC = self._qkv(x_ND).view(num_tokens, -1, self._head_dim)
-        num_rotated = self._num_heads + self._num_kv_heads
-        qk_NSC, v_NGC = qkv_NSC[:, :num_rotated], qkv_NSC[:, num_rotated:]
-        if self._q_norm is not None and self._k_norm is not None:
-            q_NHC, k_NGC = self._q_norm(qk_NSC[:, : self._num_heads]), self._k_norm(qk_NSC[:, self._num_heads :])
-            qk_NSC = torch.cat((q_NHC, k_NGC), dim=1)
-        qk_NSC = rotate(qk_NSC, angles)
-        o_NHC = attend(self._layer, qk_NSC[:, : self._num_heads], qk_NSC[:, self._num_heads :], v_NGC)
+        if self._qk_norms:
+            qkv_NSC[:, :num_heads] = self._qk_norms["q_norm"](qkv_NSC[:, :num_heads])
+            qkv_NSC[:, num_heads:num_rotated] = self._qk_norms["k_norm"](qkv_NSC[:, num_heads:num_rotated])
+        rotate_(qkv_NSC[:, :num_rotated], turns_N1F)
+        o_NHC = attend(self._layer, qkv_NSC[:, :num_heads], qkv_NSC[:, num_heads:])
         return self._output(o_NHC.reshape(num_tokens, -1))
 
 
-def kv_head_range(context: LayerContext, num_kv_heads: int) -> range:
+def kv_head_range(parallel: ParallelContext, num_kv_heads: int) -> range:
     """This rank's key/value heads. With more ranks than heads, neighbours hold copies of one head."""
-    rank, size = context.parallel.rank, context.parallel.size
-    if size <= num_kv_heads:
-        return context.parallel.shard(num_kv_heads)
-    assert size % num_kv_heads == 0
-    head = rank * num_kv_heads // size
+    if parallel.size <= num_kv_heads:
+        return parallel.shard(num_kv_heads)
+    assert parallel.size % num_kv_heads == 0
+    head = parallel.rank * num_kv_heads // parallel.size
     return range(head, head + 1)

@@ -31,17 +31,22 @@ class LayerContext:
 class WeightSlot:
     """A place for one checkpoint tensor of shape `shape`: `target` takes its part [start, start + n) along `dim`.
 
-    `target` is a view into the layer's own, possibly fused, weight.
+    `target` is a view into the layer's own, possibly fused, weight. With `rotary_dim`, the first dimension counts
+    features of heads that wide, and the halves of each head are interleaved: see `srt/layers/rotary_embedding.py`.
     """
 
     target: torch.Tensor
     shape: tuple[int, ...]
     dim: int = 0
     start: int = 0
+    rotary_dim: int = 0
 
     def fill(self, tensor: torch.Tensor) -> None:
         assert tuple(tensor.shape) == self.shape
-        self.target.copy_(tensor.narrow(self.dim, self.start, self.target.shape[self.dim]))
+        part = tensor.narrow(self.dim, self.start, self.target.shape[self.dim])
+        if self.rotary_dim:
+            part = part.unflatten(0, (-1, 2, self.rotary_dim // 2)).transpose(1, 2).flatten(0, 2)
+        self.target.copy_(part)
 
 
 WeightSlots = Iterator[tuple[str, WeightSlot]]

@@ -5,8 +5,9 @@ Shapes: ... any leading dimensions, D the normalised one.
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
 
 from srt.layers.context import LayerContext, WeightSlot, WeightSlots
 
@@ -14,13 +15,21 @@ from srt.layers.context import LayerContext, WeightSlot, WeightSlots
 class RMSNorm:
     """x / sqrt(mean(x²) + eps) · w over the last dimension (Zhang and Sennrich 2019)."""
 
-    def __init__(self, context: LayerContext, size: int, eps: float):
-        self._shape = (size,)
-        self._eps = eps
-        self.weight_D = torch.empty(size, dtype=context.activation_dtype, device=context.device)
+    def __init__(self, context: LayerContext, size: int, eps: float, rotary_dim: int = 0):
+        self._size = size
+        self._rotary_dim = rotary_dim
+        self._root_of_size = math.sqrt(size)
+        place = {"dtype": context.activation_dtype, "device": context.device}
+        self._root_of_eps = torch.full((1,), math.sqrt(size * eps), **place)
+        self.weight_D = torch.empty(size, **place)
 
     def weight_slots(self) -> WeightSlots:
-        yield "weight", WeightSlot(self.weight_D, self._shape)
+        yield "weight", WeightSlot(self.weight_D, (self._size,), rotary_dim=self._rotary_dim)
+
+    def pack(self) -> None:
+        self.weight_D *= self._root_of_size
 
     def __call__(self, x_D: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x_D, self._shape, self.weight_D, self._eps)
+        # The same as above with sqrt(D) taken out of the root: four operations, of which a CPU notices each.
+        norm_1 = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True)
+        return x_D.div(torch.hypot(norm_1, self._root_of_eps)).mul_(self.weight_D)

@@ -47,26 +47,29 @@ class ColumnParallelLinear(Linear):
     """Several projections of one input as one matmul, each split over ranks by its outputs.
 
     `parts` maps a checkpoint name ("gate_proj") to its full number of outputs and to this rank's range of them. The
-    outputs lie side by side in that order; `split_sizes` are their widths.
+    outputs lie side by side in that order. `rotary_dims` gives the head_dim of parts whose heads will be rotated.
     """
 
     def __init__(
-        self, context: LayerContext, num_inputs: int, parts: Mapping[str, tuple[int, range]], bias: bool = False
+        self,
+        context: LayerContext,
+        num_inputs: int,
+        parts: Mapping[str, tuple[int, range]],
+        bias: bool = False,
+        rotary_dims: Mapping[str, int] | None = None,
     ):
         self._parts = dict(parts)
-        self.split_sizes = [len(own) for _, own in parts.values()]
-        super().__init__(context, num_inputs, sum(self.split_sizes), bias)
+        self._rotary_dims = rotary_dims or {}
+        super().__init__(context, num_inputs, sum(len(own) for _, own in parts.values()), bias)
 
     def weight_slots(self) -> WeightSlots:
         begin = 0
         for name, (total, own) in self._parts.items():
-            end = begin + len(own)
-            yield (
-                f"{name}.weight",
-                WeightSlot(self.weight_OI[begin:end], (total, self.weight_OI.shape[1]), start=own.start),
-            )
-            if self.bias_O is not None:
-                yield f"{name}.bias", WeightSlot(self.bias_O[begin:end], (total,), start=own.start)
+            end, rotary_dim = begin + len(own), self._rotary_dims.get(name, 0)
+            targets = {"weight": self.weight_OI} | ({} if self.bias_O is None else {"bias": self.bias_O})
+            for kind, whole in targets.items():
+                shape = (total, *whole.shape[1:])
+                yield f"{name}.{kind}", WeightSlot(whole[begin:end], shape, start=own.start, rotary_dim=rotary_dim)
             begin = end
 
 

@@ -1,6 +1,10 @@
 """L4, each rank: rotary position embedding with the ways models stretch it past their trained context.
 
-Shapes: N tokens, H heads, C head_dim, P positions; angles have C / 2 frequencies.
+A rotation turns pairs of a head's dimensions. Checkpoints in Hugging Face's layout pair dimension i with i + C / 2; we
+interleave the rows of the query and key projections as they are loaded (`WeightSlot.rotary_dim`), so that a pair lies
+side by side and is one complex number. Scores do not notice, as queries and keys are permuted alike.
+
+Shapes: N tokens, S heads to rotate, C head_dim, F = C / 2 frequencies, P positions.
 """
 
 from __future__ import annotations
@@ -14,29 +18,22 @@ from srt.model_config import ModelConfig, ModelError, RopeScaling
 
 
 class RotaryEmbedding:
-    """Su et al. 2021, "RoFormer", in the layout of Hugging Face checkpoints: (x1, x2) are the two halves of a head.
-
-    Cosines and sines of all positions up to `num_positions` are computed once, in float64.
-    """
+    """Su et al. 2021, "RoFormer". The turns of all positions up to `num_positions` are computed once, in float64."""
 
     def __init__(self, context: LayerContext, config: ModelConfig, num_positions: int):
         frequencies, scale = inverse_frequencies(config, num_positions)
         angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies)
-        cos, sin = (angles.cos() * scale), (angles.sin() * scale)
-        place = {"dtype": context.activation_dtype, "device": context.device}
-        self._cos_PC = torch.cat((cos, cos), dim=-1).to(**place)
-        self._sin_PC = torch.cat((-sin, sin), dim=-1).to(**place)
+        turns = torch.polar(torch.full_like(angles, scale), angles)
+        self._turns_PF = turns.to(dtype=torch.complex64, device=context.device)
 
-    def at(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines [N, 1, C], the same for every layer of a step."""
-        return self._cos_PC[positions_N].unsqueeze(1), self._sin_PC[positions_N].unsqueeze(1)
+    def at(self, positions_N: torch.Tensor) -> torch.Tensor:
+        """The turns of one step's tokens, complex64 [N, 1, F], the same in every layer."""
+        return self._turns_PF[positions_N].unsqueeze(1)
 
 
-def rotate(x_NHC: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """x1 cos - x2 sin, x2 cos + x1 sin; `angles` come from `RotaryEmbedding.at`."""
-    cos_N1C, sin_N1C = angles
-    swapped_NHC = torch.roll(x_NHC, x_NHC.shape[-1] // 2, -1)
-    return torch.addcmul(x_NHC * cos_N1C, swapped_NHC, sin_N1C)
+def rotate_(x_NSC: torch.Tensor, turns_N1F: torch.Tensor) -> None:
+    """Rotates float32 queries and keys in place."""
+    torch.view_as_complex(x_NSC.unflatten(-1, (-1, 2))).mul_(turns_N1F)
 
 
 def inverse_frequencies(config: ModelConfig, num_positions: int) -> tuple[torch.Tensor, float]:

@@ -54,10 +54,12 @@ class DecoderLayer:
     def pack(self) -> None:
         self._attention.pack()
         self._feed_forward.pack()
+        self._attention_norm.pack()
+        self._feed_forward_norm.pack()
 
-    def __call__(self, x_ND: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
+    def __call__(self, x_ND: torch.Tensor, turns_N1F: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Adds to x_ND in place."""
-        x_ND += self._attention(self._attention_norm(x_ND), angles, attend)
+        x_ND += self._attention(self._attention_norm(x_ND), turns_N1F, attend)
         x_ND += self._feed_forward(self._feed_forward_norm(x_ND))
         return x_ND
 
@@ -83,14 +85,15 @@ class LlamaForCausalLM:
     def pack(self) -> None:
         for layer in self._layers:
             layer.pack()
+        self._norm.pack()
         self._head.pack()
 
     def forward(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
         """The last layer's normalised hidden states [N, D]."""
         x_ND = self._embedding(ids_N)
-        angles = self._rotary.at(positions_N)
+        turns_N1F = self._rotary.at(positions_N)
         for layer in self._layers:
-            x_ND = layer(x_ND, angles, attend)
+            x_ND = layer(x_ND, turns_N1F, attend)
         return self._norm(x_ND)
 
     def logits(self, x_LD: torch.Tensor) -> torch.Tensor:

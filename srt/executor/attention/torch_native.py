@@ -1,11 +1,13 @@
 """L4, each rank: attention in plain torch operations, for CPUs and as the reference of the other backends.
 
-Shapes: N tokens, R decode rows, L padded positions, P positions of one chunk's row, M tokens of one chunk,
-H query heads, G key/value heads, Q = H / G query heads that share one, C head_dim.
+Shapes: N tokens, H query heads, G key/value heads, Q = H / G query heads that share one, S = 2 G keys and values,
+C head_dim, T slots; R decode rows of a group, L positions of its longest row, X = R G; M tokens of a prompt chunk, P
+positions of its row.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,105 +18,130 @@ from srt.executor.forward_batch import ForwardBatch
 from srt.executor.kv_cache import KVCache
 from srt.layers.attention import Attend
 
-
-@dataclass(frozen=True)
-class DecodeRows:
-    slots_RL: torch.Tensor
-    mask_R11L: torch.Tensor  # bool, True where the position exists
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens [first, first + length) of the step, the last `length` of their row's positions."""
-
-    first: int
-    length: int
-    slots_P: torch.Tensor
-    mask_MP: torch.Tensor | None  # None: the chunk is the whole row, plainly causal
+WASTE = 1024
+"""Padded positions that cost about as much as the operations of one more group of decode rows."""
 
 
 class TorchNativeBackend:
-    def __init__(self, cache: KVCache):
+    def __init__(self, cache: KVCache, num_kv_heads: int, num_heads: int):
         self._cache = cache
+        self._num_kv_heads = num_kv_heads
+        self._num_heads = num_heads
 
     def plan(self, batch: ForwardBatch) -> Attend:
-        num_decode = batch.num_decode
-        decode = decode_rows(batch) if num_decode else None
-        chunks, first = [], num_decode
-        for index in range(num_decode, batch.plan.num_rows):
-            chunk = chunk_of(batch, index, first)
-            chunks.append(chunk)
-            first += chunk.length
-        return StepAttention(self._cache, batch.slots_N, num_decode, decode, chunks)
+        plan, num_decode = batch.plan, batch.num_decode
+        groups = [
+            DecodeGroup.build(batch, rows, self._num_kv_heads, self._num_heads)
+            for rows in groups_of_similar_length(plan.start[:num_decode] + 1)
+        ]
+        ends = np.cumsum(plan.length)
+        chunks = [Chunk.build(batch, index, int(ends[index])) for index in range(num_decode, plan.num_rows)]
+        return StepAttention(self._cache, batch, groups, chunks)
 
 
 class StepAttention:
     """One step's `Attend`."""
 
-    def __init__(
-        self, cache: KVCache, slots_N: torch.Tensor, num_decode: int, decode: DecodeRows | None, chunks: list[Chunk]
-    ):
+    def __init__(self, cache: KVCache, batch: ForwardBatch, groups: list[DecodeGroup], chunks: list[Chunk]):
         self._cache = cache
-        self._slots_N = slots_N
-        self._num_decode = num_decode
-        self._decode = decode
+        self._slots_N = batch.slots_N
+        self._groups = groups
         self._chunks = chunks
 
-    def __call__(self, layer: int, q_NHC: torch.Tensor, k_NGC: torch.Tensor, v_NGC: torch.Tensor) -> torch.Tensor:
-        self._cache.store(layer, self._slots_N, k_NGC, v_NGC)
-        k_TGC, v_TGC = self._cache.layer(layer)
-        parts = []
-        if self._decode is not None:
-            parts.append(attend_decode(q_NHC[: self._num_decode], k_TGC, v_TGC, self._decode))
-        for chunk in self._chunks:
-            q_MHC = q_NHC[chunk.first : chunk.first + chunk.length]
-            parts.append(attend_chunk(q_MHC, k_TGC, v_TGC, chunk))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def __call__(self, layer: int, q_NHC: torch.Tensor, kv_NSC: torch.Tensor) -> torch.Tensor:
+        self._cache.store(layer, self._slots_N, kv_NSC)
+        cached_TSC = self._cache.layer(layer)
+        if len(self._groups) + len(self._chunks) == 1:
+            return (*self._groups, *self._chunks)[0].attend(q_NHC, cached_TSC)
+        o_NHC = torch.empty_like(q_NHC, memory_format=torch.contiguous_format)
+        for part in (*self._groups, *self._chunks):
+            o_NHC[part.tokens] = part.attend(q_NHC[part.tokens], cached_TSC)
+        return o_NHC
 
 
-def decode_rows(batch: ForwardBatch) -> DecodeRows:
-    lengths_R = batch.positions_N[: batch.num_decode] + 1
-    longest = int(batch.plan.start[: batch.num_decode].max()) + 1
-    rows_R = torch.from_numpy(batch.plan.row[: batch.num_decode].astype(np.int64))
-    # Behind a row's end the table holds slots of earlier tenants: harmless to read, and masked.
-    slots_RL = batch.tables.slots_RP[rows_R, :longest]
-    mask_RL = torch.arange(longest) < lengths_R[:, None]
-    return DecodeRows(slots_RL, mask_RL[:, None, None, :])
+def groups_of_similar_length(lengths: np.ndarray) -> list[np.ndarray]:
+    """Rows, as indices, whose lengths may be padded to the longest of their group for little waste."""
+    if len(lengths) == 0:
+        return []
+    longest_first = np.argsort(-lengths, kind="stable")
+    groups, begin, waste = [], 0, 0
+    for place, length in enumerate(lengths[longest_first].tolist()):
+        waste += int(lengths[longest_first[begin]]) - length
+        if waste > WASTE:
+            groups.append(longest_first[begin:place])
+            begin, waste = place, 0
+    groups.append(longest_first[begin:])
+    return groups if len(groups) > 1 else [np.arange(len(lengths))]
 
 
-def chunk_of(batch: ForwardBatch, index: int, first: int) -> Chunk:
-    row, start, length = (int(values[index]) for values in (batch.plan.row, batch.plan.start, batch.plan.length))
-    slots_P = batch.tables.slots_RP[row, : start + length]
-    if start == 0:
-        return Chunk(first, length, slots_P, None)
-    mask_MP = torch.ones((length, start + length), dtype=torch.bool).tril_(start)
-    return Chunk(first, length, slots_P, mask_MP)
+@dataclass(frozen=True)
+class DecodeGroup:
+    """Rows of one token each. Keys are gathered and multiplied; values are summed where they lie, by embedding bags."""
+
+    tokens: torch.Tensor
+    slots_RL: torch.Tensor
+    bias_R1L: torch.Tensor | None  # -inf behind a row's end; None where all rows are equally long
+    value_rows: torch.Tensor  # [R G Q L], rows of the pool seen as [T 2 G, C]
+    bags: torch.Tensor  # [R G Q], where in `value_rows` each query's begin
+
+    @classmethod
+    def build(cls, batch: ForwardBatch, rows: np.ndarray, num_kv_heads: int, num_heads: int) -> DecodeGroup:
+        lengths = batch.plan.start[rows] + 1
+        longest = int(lengths.max())
+        tokens = torch.from_numpy(rows.astype(np.int64))
+        # Behind a row's end the table holds slots of earlier tenants: harmless to read, and masked.
+        slots_RL = batch.tables.slots_RP[torch.from_numpy(batch.plan.row[rows].astype(np.int64)), :longest]
+        bias_R1L = None
+        if int(lengths.min()) < longest:
+            beyond_RL = torch.arange(longest) >= torch.from_numpy(lengths)[:, None]
+            bias_R1L = torch.zeros(beyond_RL.shape).masked_fill_(beyond_RL, -math.inf)[:, None, :]
+        value_heads = num_kv_heads + torch.arange(num_heads) // (num_heads // num_kv_heads)
+        value_rows = slots_RL[:, None, :] * (2 * num_kv_heads) + value_heads[:, None]
+        bags = torch.arange(len(rows) * num_heads) * longest
+        return cls(tokens, slots_RL, bias_R1L, value_rows.view(-1), bags)
+
+    def attend(self, q_RHC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
+        num_rows, num_heads, head_dim = q_RHC.shape
+        longest, num_kv_heads = self.slots_RL.shape[1], cached_TSC.shape[1] // 2
+        k_RLGC = cached_TSC[:, :num_kv_heads].index_select(0, self.slots_RL.view(-1))
+        k_RLGC = k_RLGC.view(num_rows, longest, num_kv_heads, head_dim)
+        k_RGLC = torch.empty((num_rows, num_kv_heads, longest, head_dim), dtype=q_RHC.dtype)
+        k_RGLC.copy_(k_RLGC.transpose(1, 2))
+        # The query heads that share a key head stand together, so that keys are never repeated.
+        q_XQC = (q_RHC * head_dim**-0.5).view(num_rows * num_kv_heads, -1, head_dim)
+        weight_XQL = torch.bmm(q_XQC, k_RGLC.view(-1, longest, head_dim).transpose(1, 2))
+        if self.bias_R1L is not None:
+            weight_XQL.view(num_rows, num_heads, longest).add_(self.bias_R1L)
+        weights = weight_XQL.softmax(-1).to(cached_TSC.dtype).view(-1)
+        o_XC = torch.embedding_bag(cached_TSC.view(-1, head_dim), self.value_rows, self.bags, False, 0, False, weights)[
+            0
+        ]
+        return o_XC.to(q_RHC.dtype).view(num_rows, num_heads, head_dim)
 
 
-def attend_decode(q_RHC: torch.Tensor, k_TGC: torch.Tensor, v_TGC: torch.Tensor, rows: DecodeRows) -> torch.Tensor:
-    num_rows, num_heads, head_dim = q_RHC.shape
-    longest, num_kv_heads = rows.slots_RL.shape[1], k_TGC.shape[1]
-    flat = rows.slots_RL.reshape(-1)
-    k_RGLC, v_RGLC = (
-        cached_TGC.index_select(0, flat).to(q_RHC.dtype).view(num_rows, longest, num_kv_heads, head_dim).transpose(1, 2)
-        for cached_TGC in (k_TGC, v_TGC)
-    )
-    # The query heads of one K/V head stand where a sequence of queries would, so K and V are never repeated.
-    q_RGQC = q_RHC.reshape(num_rows, num_kv_heads, -1, head_dim)
-    o_RGQC = F.scaled_dot_product_attention(q_RGQC, k_RGLC, v_RGLC, attn_mask=rows.mask_R11L)
-    return o_RGQC.reshape(num_rows, num_heads, head_dim)
+@dataclass(frozen=True)
+class Chunk:
+    """The last M of a row's P positions."""
 
+    tokens: slice
+    slots_P: torch.Tensor
+    mask_MP: torch.Tensor | None  # None: the chunk is the whole row, plainly causal
 
-def attend_chunk(q_MHC: torch.Tensor, k_TGC: torch.Tensor, v_TGC: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    k_GPC, v_GPC = (
-        cached_TGC.index_select(0, chunk.slots_P).to(q_MHC.dtype).transpose(0, 1) for cached_TGC in (k_TGC, v_TGC)
-    )
-    o_HMC = F.scaled_dot_product_attention(
-        q_MHC.transpose(0, 1)[None],
-        k_GPC[None],
-        v_GPC[None],
-        attn_mask=chunk.mask_MP,
-        is_causal=chunk.mask_MP is None,
-        enable_gqa=True,
-    )[0]
-    return o_HMC.transpose(0, 1)
+    @classmethod
+    def build(cls, batch: ForwardBatch, index: int, end: int) -> Chunk:
+        row, start, length = (int(values[index]) for values in (batch.plan.row, batch.plan.start, batch.plan.length))
+        mask_MP = None if start == 0 else torch.ones((length, start + length), dtype=torch.bool).tril_(start)
+        return cls(slice(end - length, end), batch.tables.slots_RP[row, : start + length], mask_MP)
+
+    def attend(self, q_MHC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
+        kv_PSC = cached_TSC.index_select(0, self.slots_P).to(q_MHC.dtype)
+        k_GPC, v_GPC = kv_PSC.transpose(0, 1).chunk(2)
+        o_HMC = F.scaled_dot_product_attention(
+            q_MHC.transpose(0, 1)[None],
+            k_GPC[None],
+            v_GPC[None],
+            attn_mask=self.mask_MP,
+            is_causal=self.mask_MP is None,
+            enable_gqa=True,
+        )[0]
+        return o_HMC.transpose(0, 1)
