@@ -6,7 +6,8 @@
 # --shm-size: with --tp-size above 1, NCCL moves data between the GPUs' processes through /dev/shm, of which docker gives
 # 64 MB unless told otherwise. The volume keeps downloaded models and compiled kernels from one run to the next.
 
-# devel, not runtime: FlashInfer and Triton compile kernels on first use, which takes nvcc, a C compiler and Python's headers.
+# devel, not runtime: FlashInfer and Triton compile kernels on first use, which takes nvcc, a C compiler and Python's
+# headers.
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
 
 RUN apt-get update \
@@ -14,13 +15,13 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home lockstep
 
-ENV PATH=/opt/lockstep/bin:$PATH
+ENV PATH=/opt/lockstep/bin:$PATH TRITON_CACHE_DIR=/home/lockstep/.cache/triton
 WORKDIR /src
 COPY pyproject.toml setup.cfg README.md LICENSE launch.py ./
 COPY srt srt
 COPY radix radix
 COPY detokenizer detokenizer
-RUN python3 -m venv /opt/lockstep && pip install --no-cache-dir '.[cuda]' && rm -rf /src/*
+RUN python3 -m venv /opt/lockstep && pip install --no-cache-dir '.[cuda]'
 
 USER lockstep
 WORKDIR /home/lockstep
