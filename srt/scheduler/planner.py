@@ -63,6 +63,8 @@ class Planner:
             if victim in decode:
                 decode.remove(victim)
             missing = self._pages_missing(decode)
+        # Before admission, which would take the same pages. Prompts have had theirs since they were admitted.
+        self._ledger.grow_all([r.tenancy for r in decode], [r.planned + 1 for r in decode])
 
         opened: list[Request] = []
         rows = [(request, 1) for request in decode]
@@ -136,13 +138,12 @@ class Planner:
         return request
 
     def _plan(self, opened: list[Request], rows: list[tuple[Request, int]], num_decode: int) -> Plan:
-        """Takes the slots, moves the lengths on and freezes it all."""
+        """Moves the lengths on and freezes it all."""
         ledger = self._ledger
         planned, columns, slots = [], [], []
         for request, length in rows:
             tenancy, start = request.tenancy, request.planned
             end = start + length
-            ledger.grow(tenancy, end)
             samples = end == request.num_tokens + request.pending
             columns.append((tenancy.row, start, length, end - samples, samples, request.synced))
             slots.append(ledger.table[tenancy.row, request.synced : end])

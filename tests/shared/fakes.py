@@ -1,0 +1,359 @@
+"""Fakes for the scheduler's seams: a model that is a pure function, and a device that checks what it is asked to do.
+
+The device behaves as one CUDA stream does: a launched step takes effect in the order of launching, and only once a
+result behind it is asked for. Its K/V memory holds, slot by slot, the hash of the token prefix that the entry was
+computed from; so attending to a slot that was reused too early, never written or matched wrongly is seen at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from srt.messages import FlushReply, Inbox, SamplingParams, TokenBatch, TokenDelta, unpack_ids
+from srt.scheduler.planner import Plan
+from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
+
+MODULUS = 2**61 - 1
+
+
+class FakeModel:
+    """The next token follows from the prefix, the request's seed and what is allowed, and from nothing else.
+
+    A prefix is a number, `start` extended by each token. The upper half of a seed stands for an adapter: the same
+    tokens have other K/V under another one, which is what namespaces keep apart.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...] = (), eos_one_in: int = 24) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.eos_one_in = eos_one_in
+
+    def start(self, sampling: SamplingParams) -> int:
+        return 1 + (sampling.seed >> 32)
+
+    def extend(self, prefix: int, token: int) -> int:
+        return (prefix * 1_000_003 + token + 7) % MODULUS
+
+    def next_token(
+        self,
+        prefix: int,
+        sampling: SamplingParams,
+        stop_token_ids: tuple[int, ...],
+        num_output: int,
+        allowed: Callable[[int], bool] | None = None,
+    ) -> int:
+        """One in `eos_one_in` tokens is one of `stop_token_ids`; none is before there are `min_new_tokens`."""
+        noise = zlib.crc32(b"%d %d" % (prefix, sampling.seed & 0xFFFFFFFF))
+        likes_to_stop = stop_token_ids and noise % self.eos_one_in == 0
+        token = stop_token_ids[noise % len(stop_token_ids)] if likes_to_stop else (noise >> 8) % self.vocab_size
+        forbidden = stop_token_ids if num_output < sampling.min_new_tokens else ()
+        for _ in range(self.vocab_size):
+            if token not in forbidden and (allowed is None or allowed(token)):
+                return token
+            token = (token + 1) % self.vocab_size
+        raise AssertionError("no token is allowed")
+
+
+@dataclass
+class FakeLaunch:
+    batch: ScheduleBatch
+    copy: dict[str, bytes]  # the batch's arrays as they were at launch
+    masks: TokenMasks | None = None
+    tokens: list[int] = field(default_factory=list)
+    sampled: bool = False
+    executed: bool = False
+    asked: bool = False
+
+
+class FakeExecutor:
+    """Asserts all that `Executor` and `ScheduleBatch` promise. `num_pages` counts without the spare page 0."""
+
+    def __init__(self, model: FakeModel, *, num_rows: int, context_length: int, num_pages: int, page_size: int) -> None:
+        self.model = model
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.context_length = context_length
+        width = -(-context_length // page_size) * page_size
+        self.slot_table = np.full((num_rows, width), -1, np.int64)
+        self.token_table = np.full((num_rows, width), -1, np.int64)
+        self.prefixes = np.full((num_rows, width), -1, np.int64)  # of the tokens up to each position
+        self.kv = np.full((num_pages + 1) * page_size, -1, np.int64)
+        self.tenants: dict[int, OpenedRow] = {}
+        self.batches: list[ScheduleBatch] = []  # all ever launched
+        self.most_unanswered = 0
+        self._queue: deque[tuple[Callable[[FakeLaunch], None], FakeLaunch]] = deque()
+        self._unanswered: list[FakeLaunch] = []
+
+    # ---- the contract's calls -----------------------------------------------------------------------------------
+
+    def forward(self, batch: ScheduleBatch) -> FakeLaunch:
+        assert batch.step == len(self.batches) + 1, "steps are numbered one after the other"
+        assert all(launch.sampled for launch in self._unanswered), "a step before this one was not sampled"
+        self.batches.append(batch)
+        launch = FakeLaunch(batch, {name: array.tobytes() for name, array in _arrays(batch)})
+        self._unanswered.append(launch)
+        self.most_unanswered = max(self.most_unanswered, len(self._unanswered))
+        assert self.most_unanswered <= 2, "more than one step ahead"
+        self._queue.append((self._run_forward, launch))
+        return launch
+
+    def sample(self, launched: FakeLaunch, masks: TokenMasks | None) -> None:
+        assert launched is self._unanswered[-1], "only the last launched step can be sampled"
+        assert not launched.sampled, "sampled twice"
+        launched.sampled = True
+        launched.masks = masks
+        self._queue.append((self._run_sample, launched))
+
+    def result(self, launched: FakeLaunch) -> StepResult:
+        assert launched.sampled, "not sampled yet"
+        assert launched is self._unanswered[0], "results are asked for once, in the order of launching"
+        del self._unanswered[0]
+        while not launched.executed:
+            run, launch = self._queue.popleft()
+            run(launch)
+        return self._values(launched)
+
+    # ---- the device's side --------------------------------------------------------------------------------------
+
+    def _run_forward(self, launch: FakeLaunch) -> None:
+        batch = launch.batch
+        for name, array in _arrays(batch):
+            assert array.tobytes() == launch.copy[name], f"{name} was changed after the launch"
+        rows = list(zip(batch.row.tolist(), batch.start.tolist(), batch.length.tolist(), strict=True))
+        self._check_shapes(batch, rows)
+        for opened in batch.opened:
+            self._open(opened)
+        offset = 0
+        for (row, start, length), first in zip(rows, batch.table_start.tolist(), strict=True):
+            self.slot_table[row, first : start + length] = batch.slots[offset : offset + start + length - first]
+            offset += start + length - first
+        self._compute(batch)
+
+    def _check_shapes(self, batch: ScheduleBatch, rows: list[tuple[int, int, int]]) -> None:
+        assert rows
+        for name, array in _arrays(batch):
+            assert array.dtype == (bool if name == "samples" else np.int32)
+            assert array.shape == (len(rows),) or name == "slots"
+        assert len({row for row, _, _ in rows}) == len(rows), "a row appears twice"
+        columns = zip(rows, batch.samples.tolist(), batch.first_logit.tolist(), batch.table_start.tolist(), strict=True)
+        for i, ((_, start, length), samples, first_logit, table_start) in enumerate(columns):
+            assert start >= 0
+            assert length >= 1
+            assert start + length <= self.context_length
+            assert i >= batch.num_decode or (length == 1 and samples), "decode rows compute and sample one token"
+            assert first_logit == start + length - samples, "one logit a sampling row"
+            assert table_start <= start, "the row's new positions need slots"
+        assert len(batch.slots) == (batch.start + batch.length - batch.table_start).sum()
+        opened = [opened.row for opened in batch.opened]
+        assert len(set(opened)) == len(opened)
+        assert set(opened) <= {row for row, _, _ in rows}, "a row was opened without work"
+
+    def _open(self, opened: OpenedRow) -> None:
+        row, num_tokens = opened.row, len(opened.tokens)
+        assert opened.tokens.dtype == np.int32
+        assert 0 < opened.prompt_len <= num_tokens
+        self.tenants[row] = opened
+        self.slot_table[row] = self.token_table[row] = self.prefixes[row] = -1
+        self.token_table[row, :num_tokens] = opened.tokens
+        prefix = self.model.start(opened.sampling)
+        for position, token in enumerate(opened.tokens.tolist()):
+            prefix = self.prefixes[row, position] = self.model.extend(prefix, token)
+
+    def _compute(self, batch: ScheduleBatch) -> None:
+        """Writes K/V, then attends: all rows at once, as arrays [rows, positions]."""
+        position = np.arange(self.slot_table.shape[1])
+        start, end = batch.start[:, None], (batch.start + batch.length)[:, None]
+        seen, written = position < end, (position >= start) & (position < end)
+        slots, prefixes = self.slot_table[batch.row], self.prefixes[batch.row]
+        assert (prefixes[written] >= 0).all(), "an input token is not known yet"
+        used = slots[seen]
+        assert used.min() >= self.page_size, "a position has no slot, or the spare page's"
+        assert used.max() < len(self.kv), "a slot outside the pool"
+        first_of_page = slots[:, position - position % self.page_size]
+        assert (first_of_page[seen] % self.page_size == 0).all(), "a page is not aligned"
+        assert (slots == first_of_page + position % self.page_size)[seen].all(), "a page is not in one piece"
+        targets = slots[written]
+        assert len(set(targets.tolist())) == len(targets), "two rows of one step write to the same slot"
+        self.kv[targets] = prefixes[written]
+        assert (self.kv[used] == prefixes[seen]).all(), "attends to another prefix's K/V"
+
+    def _run_sample(self, launch: FakeLaunch) -> None:
+        batch = launch.batch
+        allowed = self._allowed(launch)
+        for i in np.flatnonzero(batch.samples).tolist():
+            row, end = int(batch.row[i]), int(batch.start[i] + batch.length[i])
+            assert end < self.context_length, "a token beyond the context"
+            assert self.token_table[row, end] == -1, "samples a token that is known"
+            tenant = self.tenants[row]
+            prefix = int(self.prefixes[row, end - 1])
+            token = self.model.next_token(
+                prefix, tenant.sampling, tenant.stop_token_ids, end - tenant.prompt_len, allowed.get(i)
+            )
+            self.token_table[row, end] = token
+            self.prefixes[row, end] = self.model.extend(prefix, token)
+            launch.tokens.append(token)
+        launch.executed = True
+
+    def _allowed(self, launch: FakeLaunch) -> dict[int, Callable[[int], bool]]:
+        masks = launch.masks
+        if masks is None:
+            return {}
+        assert masks.batch_rows.dtype == masks.bits.dtype == np.int32
+        assert masks.bits.shape == (len(masks.batch_rows), -(-self.model.vocab_size // 32))
+        assert launch.batch.samples[masks.batch_rows].all(), "a mask for a row that does not sample"
+        return {i: _bit_test(words) for i, words in zip(masks.batch_rows.tolist(), masks.bits.tolist(), strict=True)}
+
+    def _values(self, launch: FakeLaunch) -> StepResult:
+        tokens = np.array(launch.tokens, np.int32)
+        rows = launch.batch.row[launch.batch.samples].tolist()
+        asked = max((self.tenants[row].sampling.logprobs for row in rows), default=-1)
+        if asked < 0:
+            return StepResult(tokens)
+        top_ids = (tokens[:, None] + np.arange(asked, dtype=np.int32)) % self.model.vocab_size
+        return StepResult(tokens, fake_logprob(tokens), top_ids, fake_logprob(top_ids))
+
+
+def fake_logprob(tokens: np.ndarray) -> np.ndarray:
+    return -tokens.astype(np.float32) / 8
+
+
+def _arrays(batch: ScheduleBatch) -> list[tuple[str, np.ndarray]]:
+    names = ("row", "start", "length", "first_logit", "samples", "table_start", "slots")
+    return [(name, getattr(batch, name)) for name in names]
+
+
+def _bit_test(words: Sequence[int]) -> Callable[[int], bool]:
+    return lambda token: bool(words[token // 32] >> token % 32 & 1)
+
+
+class FakeGrammars:
+    """A grammar of its own kind: what may come next depends on all tokens accepted so far, and it never ends."""
+
+    def __init__(self, vocab_size: int, is_constrained: Callable[[int], bool]) -> None:
+        self.states: dict[int, int] = {}  # by rid: the hash of the accepted tokens
+        self.dropped: set[int] = set()
+        self._vocab_size = vocab_size
+        self._is_constrained = is_constrained
+
+    @staticmethod
+    def advance(state: int, token: int) -> int:
+        return zlib.crc32(b"%d" % token, state)
+
+    @staticmethod
+    def allows(state: int, token: int) -> bool:
+        return (token ^ state) & 1 == 0
+
+    def masks(self, rids: list[int | None]) -> TokenMasks | None:
+        rows = [i for i, rid in enumerate(rids) if rid is not None and self._is_constrained(rid)]
+        if not rows:
+            return None
+        assert not any(rids[i] in self.dropped for i in rows), "a mask for a request that is gone"
+        allowed = np.zeros((len(rows), -(-self._vocab_size // 32) * 32), np.uint8)
+        for line, i in zip(allowed, rows, strict=True):
+            state = self.states.setdefault(rids[i], 0)
+            line[: self._vocab_size] = [self.allows(state, token) for token in range(self._vocab_size)]
+        bits = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+        return TokenMasks(np.array(rows, np.int32), bits)
+
+    def accept(self, rid: int, token: int) -> bool:
+        if self._is_constrained(rid):
+            assert rid in self.states, "a token that no mask was asked for"
+            assert self.allows(self.states[rid], token), "a token the grammar forbids"
+            self.states[rid] = self.advance(self.states[rid], token)
+        return False
+
+    def drop(self, rid: int) -> None:
+        self.dropped.add(rid)
+        self.states.pop(rid, None)
+
+
+class RecordingOutlet:
+    """Keeps what left, request by request, and checks each request's protocol: one opening first, one finish last."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[int, list[int]] = {}
+        self.openings: dict[int, Any] = {}
+        self.finishes: dict[int, Any] = {}
+        self.deltas: dict[int, list[TokenDelta]] = {}
+        self.replies: list[FlushReply] = []
+        self.on_delta: Callable[[TokenDelta], None] = lambda delta: None
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(TokenBatch)
+
+    def tokens(self, batch: TokenBatch) -> None:
+        for delta in self._decoder.decode(self._encoder.encode(batch)).deltas:
+            rid = delta.rid
+            assert rid not in self.finishes, "a delta behind the finish"
+            assert (delta.opening is not None) == (rid not in self.openings), "one opening, with the first delta"
+            if delta.opening is not None:
+                self.openings[rid] = delta.opening
+            if delta.finish is not None:
+                self.finishes[rid] = delta.finish
+            self.deltas.setdefault(rid, []).append(delta)
+            self.outputs.setdefault(rid, []).extend(unpack_ids(delta.ids))
+            self.on_delta(delta)
+
+    def reply(self, message: FlushReply) -> None:
+        self.replies.append(message)
+
+
+class ScriptedIntake:
+    """`script[n]` are the items of step n, counted from 1. Calls `stop` once there are none left and nothing runs.
+
+    `later` holds items for the next inbox, whatever its number. An idle scheduler skips to the next step that has
+    items. One step takes `seconds_per_step`. Fails when the run takes more than `max_steps`.
+    """
+
+    def __init__(self, script: Mapping[int, Sequence[Any]], max_steps: int, seconds_per_step: float = 0.01) -> None:
+        self.later: list[Any] = []
+        self.number = 0
+        self.idle_waits = 0
+        self.stop: Callable[[], None] = lambda: None
+        self._script = {step: list(items) for step, items in script.items() if items}
+        self._max_steps = max_steps
+        self._seconds_per_step = seconds_per_step
+        self._time = 0
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def next(self, wait: bool) -> Inbox:
+        self.number += 1
+        self._time += 1
+        assert self.number <= self._max_steps, f"not done after {self._max_steps} steps"
+        if wait and not self.later:
+            self.idle_waits += 1
+            if self._script:
+                self._time = max(self._time, min(self._script))
+            else:
+                self.stop()
+        items = self.later + [
+            item for step in sorted(self._script) if step <= self._time for item in self._script[step]
+        ]
+        self.later = []
+        self._script = {step: items for step, items in self._script.items() if step > self._time}
+        encoded = tuple(self._encoder.encode(item) for item in items)
+        return Inbox(self.number, self._time * self._seconds_per_step, encoded)
+
+
+class CountingObserver:
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+class ListConsensus:
+    """Keeps each step's plan."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan | None] = []
+
+    def step(self, inbox: Inbox, plan: Plan | None) -> None:
+        self.plans.append(plan)
