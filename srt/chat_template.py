@@ -152,10 +152,15 @@ def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     template = config.get("chat_template")
     if template is None:
         template = read_optional_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named if "default" in named else {}
-    return {"default": template} if template else {}
+    if not template:
+        return {}
+    try:
+        named = {"default": template} if isinstance(template, str) else {e["name"]: e["template"] for e in template}
+    except (KeyError, TypeError):
+        named = {"default": None}
+    if not all(isinstance(text, str) for text in named.values()):
+        raise ModelError(f"{folder}: chat_template must be a text or a list of named ones")
+    return named if "default" in named else {}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -68,8 +68,9 @@ class ModelConfig:
     def from_hf(cls, config: dict[str, Any], generation_config: dict[str, Any] | None = None) -> ModelConfig:
         """Raises ModelError for what we would otherwise get wrong in silence."""
         architecture = _architecture(config)
-        if "quantization_config" in config and config["quantization_config"] is not None:
-            method = dict(config["quantization_config"]).get("quant_method", "unknown")
+        quantization = config.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
             raise ModelError(
                 f"config.json: weights quantized with {method!r} are not supported; "
                 "serve the unquantized checkpoint or a GGUF file"
@@ -119,6 +120,8 @@ class ModelConfig:
 
 def _architecture(config: dict[str, Any]) -> str:
     names = config.get("architectures") or []
+    if not isinstance(names, list):
+        raise ModelError(f"config.json: architectures must be a list of names, not {names!r}")
     for name in names:
         if name in ARCHITECTURES:
             return name
@@ -157,6 +160,8 @@ def _rope(config: dict[str, Any], trained_context: int) -> tuple[float, RopeScal
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
         raise ModelError(f"config.json: rope_scaling must be an object, not {scaling!r}")
+    if any(isinstance(value, dict) for value in scaling.values()):
+        raise ModelError("config.json: rope parameters of their own for kinds of layers are not supported")
     theta = _positive_float({**config, **scaling}, "rope_theta", 10000.0)
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if rope_type not in ROPE_TYPES:

@@ -152,7 +152,10 @@ def _gguf_key(path: Path) -> str:
 def _convert_gguf(path: Path, scratch: Path, log: Log) -> None:
     log(f"reading the vocabulary and the shapes of {path}")
     gguf = read_gguf(path)
-    files = folder_files(gguf)
+    try:
+        files = folder_files(gguf)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # of entries of another type than they should be
+        raise ModelError(f"{path}: the metadata makes no sense: {type(error).__name__}: {error}") from error
     shapes = {from_gguf(name): tensor.shape for name, tensor in gguf.tensors.items()}
     shapes.pop(None, None)
     check_weights(ModelConfig.from_hf(files["config.json"]), shapes, str(path))
