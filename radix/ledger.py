@@ -41,14 +41,10 @@ class Ledger:
         self.tenancies: list[Tenancy | None] = [None] * num_rows  # by row
         self.allocator = TokenToKVPoolAllocator(num_pages, page_size)
         self.pool = ReqToTokenPool(num_rows, self._whole_pages(context_length))
+        self.table = self.pool.table  # int32 [num_rows, context length rounded up to pages], the slot of each position
         self.cache = RadixCache(page_size)
         self._cache_enabled = cache_enabled
-        self._table_pages = self.pool.table.reshape(-1, page_size)  # a view of the table, one line per page of a row
-
-    @property
-    def table(self) -> np.ndarray:
-        """The slot of each position of each row, int32 [num_rows, context length rounded up to pages]."""
-        return self.pool.table
+        self._table_pages = self.table.reshape(-1, page_size)  # a view of the table, one line per page of a row
 
     @property
     def free_rows(self) -> int:
@@ -179,9 +175,9 @@ class Ledger:
 
     def _take(self, pages: int) -> np.ndarray:
         """Slots of `pages` pages, after evicting what is missing."""
-        short = pages * self.page_size - self.free_tokens
+        short = pages - self.allocator.free_pages
         if short > 0:
-            evicted = self.cache.evict(short)
+            evicted = self.cache.evict(short * self.page_size)
             self.allocator.free(evicted)
             self.evicted_total += len(evicted)
         return self.allocator.alloc(pages)
