@@ -109,7 +109,8 @@ def _check_locks(ledger: Ledger, nodes: list[Node]) -> None:
 
 
 def _check_order(ledger: Ledger, nodes: list[Node]) -> None:
-    expected = sorted((node.serial, node) for node in nodes if node.lock_ref == 0)
+    unlocked = [(node.serial, node) for node in nodes if node.lock_ref == 0]
+    expected = sorted(unlocked, key=lambda entry: entry[0])
     if list(ledger.cache.order) != expected:
         raise LedgerError("the eviction order is not that of the unlocked nodes by serial")
     for _, node in expected:
