@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import resource
 import statistics
@@ -27,6 +25,7 @@ from typing import Any
 
 import uvloop
 
+from examples.host import machine
 from examples.load_client import LoadClient, StreamResult
 from examples.workloads import Conversation, multi_turn, random_prompts, shared_prefix
 
@@ -133,18 +132,6 @@ def figures(by_turn: list[list[StreamResult]], seconds: float) -> dict[str, Any]
     return report
 
 
-def machine() -> dict[str, Any]:
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "uvloop": uvloop.__version__,
-    }
-
-
 async def bench(args: argparse.Namespace) -> dict[str, Any]:
     client = LoadClient(
         args.host, args.port, keep_alive=not args.connection_per_request, api_key=args.api_key, timeout=args.timeout
@@ -168,7 +155,7 @@ async def bench(args: argparse.Namespace) -> dict[str, Any]:
         "client_cpu_share": round(client_cpu / seconds, 4),
         "model": model,
         "server_version": server_version,
-        "machine": machine_before,
+        "machine": machine_before | {"uvloop": uvloop.__version__},
         "args": {name: value for name, value in vars(args).items() if name != "api_key"},
     }
 

@@ -1,0 +1,71 @@
+"""The fake device keeps its time line, and the benchmark around it runs the real processes."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from examples.fake_device import FakeDevice
+from srt.scheduler.schedule_batch import ScheduleBatch
+
+STEP = 0.02
+
+
+def batch(step: int, starts: list[int]) -> ScheduleBatch:
+    rows = len(starts)
+    start, one = np.array(starts, np.int32), np.ones(rows, np.int32)
+    return ScheduleBatch(
+        step=step,
+        opened=(),
+        num_decode=rows,
+        row=np.arange(rows, dtype=np.int32),
+        start=start,
+        length=one,
+        first_logit=start,
+        samples=np.array([i != 1 for i in range(rows)]),
+        table_start=start,
+        slots=start,
+    )
+
+
+def test_steps_follow_one_another_and_start_no_earlier_than_they_are_launched() -> None:
+    device = FakeDevice(np.arange(50, 60, dtype=np.int32), STEP)
+    begin = time.perf_counter()
+    first, second = device.forward(batch(1, [4, 5])), device.forward(batch(2, [5, 6]))
+    assert time.perf_counter() - begin < STEP  # launching does not wait
+    device.sample(first, None)
+    device.result(first)
+    assert STEP <= time.perf_counter() - begin < 2 * STEP
+    device.sample(second, None)
+    device.result(second)
+    assert 2 * STEP <= time.perf_counter() - begin
+    time.sleep(STEP)
+    begin = time.perf_counter()
+    device.result(device.forward(batch(3, [6, 7])))
+    assert time.perf_counter() - begin >= STEP  # idle time is not made up for
+
+
+def test_rows_that_sample_get_a_token_of_the_vocabulary() -> None:
+    device = FakeDevice(np.arange(50, 60, dtype=np.int32), 0.0)
+    tokens = device.result(device.forward(batch(1, [4, 5, 6]))).tokens
+    assert tokens.dtype == np.int32
+    assert len(tokens) == 2
+    assert all(50 <= token < 60 for token in tokens.tolist())
+
+
+def test_the_benchmark_prints_one_line() -> None:
+    command = [sys.executable, "-m", "examples.bench_overhead", "--concurrency", "1,4", "--output-len", "40"]
+    done = subprocess.run(
+        [*command, "--port", "30998"], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    one, four = report["runs"]
+    # The first event may be late, by less than half of the stream; nothing can stream faster than the device.
+    assert one["ratio_max"] > 0.5
+    assert four["streams"] == 4
+    assert one["tokens_per_event"] >= 1
+    assert {"main", "scheduler 0", "detokenizer", "client"} <= set(one["cpu_us_per_token"])
