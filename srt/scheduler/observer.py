@@ -20,7 +20,7 @@ class BoardObserver:
         self._record.gauges(
             running=len(planner.running),
             waiting=len(planner.waiting),
-            waiting_tokens=sum(r.num_tokens for r in planner.waiting),
+            waiting_tokens=planner.waiting_tokens,
             pool_total=ledger.capacity,
             pool_free=ledger.free_tokens,
             pool_cached=ledger.cached_tokens,

@@ -28,12 +28,14 @@ class Output:
 
     def token(self, request: Request, token: int, result: StepResult, index: int) -> None:
         """Appends the token; sets `request.finish` if it is the last one. `index` is its place in the result."""
-        id_bytes = token.to_bytes(4, "little", signed=True)
+        sampling = request.sampling
+        id_bytes = token.to_bytes(4, "little")
         request.tokens += id_bytes
         self._committed += id_bytes
         self.generated_tokens += 1
-        request.finish = self._finish_of(request, token)
-        self._emit(request, id_bytes, _logprobs_of(request, result, index))
+        if sampling.stop or token in request.stop_token_ids or request.num_tokens == request.max_length:
+            request.finish = self._finish_of(request, token)
+        self._emit(request, id_bytes, None if sampling.logprobs < 0 else _logprobs_of(request, result, index))
 
     def abort(self, request: Request, message: str, status: int = 0) -> None:
         request.finish = Finish("abort", message=message, status=status, num_retractions=request.num_retractions)
@@ -61,7 +63,7 @@ class Output:
                 matched = token
             if matched is not None:
                 return Finish("stop", matched, num_retractions=request.num_retractions)
-        if request.num_output >= sampling.max_new_tokens:
+        if request.num_tokens == request.max_length:
             return Finish("length", num_retractions=request.num_retractions)
         return None
 
@@ -81,26 +83,27 @@ class Output:
         return min(found)[2] if found else None
 
     def _emit(self, request: Request, ids: bytes, logprobs: TokenLogprobs | None) -> None:
-        opening = None
-        if not request.opened:
-            request.opened = True
-            sampling = request.sampling
-            cached = max(request.cached_tokens, 0)
-            opening = Opening(cached, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim)
-            self.prompt_tokens += request.prompt_len
-            self.cached_tokens += cached
-        if request.finish is not None:
-            if request.finish.reason == "abort":
+        opening = None if request.opened else self._open(request)
+        finish = request.finish
+        if finish is not None:
+            if finish.reason == "abort":
                 self.aborted += 1
             else:
                 self.finished += 1
-        self._deltas.append(TokenDelta(request.rid, ids, opening, request.finish, logprobs))
+        self._deltas.append(TokenDelta(request.rid, ids, opening, finish, logprobs))
+
+    def _open(self, request: Request) -> Opening:
+        request.opened = True
+        sampling = request.sampling
+        cached = max(request.cached_tokens, 0)
+        if request.num_output > 0:
+            self.prompt_tokens += request.prompt_len
+            self.cached_tokens += cached
+        return Opening(cached, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim)
 
 
-def _logprobs_of(request: Request, result: StepResult, index: int) -> TokenLogprobs | None:
+def _logprobs_of(request: Request, result: StepResult, index: int) -> TokenLogprobs:
     count = request.sampling.logprobs
-    if count < 0:
-        return None
     chosen = (float(result.logprobs[index]),)
     if count == 0:
         return TokenLogprobs(chosen, ((),), ((),))

@@ -19,7 +19,7 @@ def first_come_first_served(waiting: list[Request], ledger: Ledger) -> list[Requ
 
 def longest_prefix_match(waiting: list[Request], ledger: Ledger) -> list[Request]:
     head, tail = waiting[:MATCHED_QUEUE], waiting[MATCHED_QUEUE:]
-    matched = [(-ledger.peek(r.namespace, r.key(r.num_tokens - 1)), r.serial, r) for r in head]
+    matched = [(-ledger.peek(r.namespace, r.key(r.length - 1)), r.serial, r) for r in head]
     matched.sort(key=lambda entry: entry[:2])
     return [request for _, _, request in matched] + tail
 

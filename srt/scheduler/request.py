@@ -19,8 +19,9 @@ class Request:
     stop_token_ids: tuple[int, ...]  # the request's own, and EOS unless ignored
     tokens: bytearray  # int32 ids of the prompt and of the committed output
     prompt_len: int
+    max_length: int  # of prompt and output
+    length: int  # tokens, committed or in flight
     planned: int = 0  # positions whose K/V is computed or launched
-    pending: int = 0  # sampled tokens that are launched but not committed
     in_flight: int = 0  # launched batches that name this request
     synced: int = 0  # the executor's slot table is right for positions below this
     tenancy: Tenancy | None = None  # None while waiting
@@ -33,9 +34,17 @@ class Request:
     @classmethod
     def from_message(cls, message: NewRequest, serial: int, eos_token_ids: tuple[int, ...]) -> Request:
         sampling = message.sampling
-        stops = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids)
-        tokens = bytearray(message.ids)
-        return cls(message.rid, serial, message.namespace, sampling, stops, tokens, len(tokens) // 4)
+        return cls(
+            rid=message.rid,
+            serial=serial,
+            namespace=message.namespace,
+            sampling=sampling,
+            stop_token_ids=sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids),
+            tokens=bytearray(message.ids),
+            prompt_len=len(message.ids) // 4,
+            max_length=len(message.ids) // 4 + sampling.max_new_tokens,
+            length=len(message.ids) // 4,
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -46,21 +55,21 @@ class Request:
         return self.num_tokens - self.prompt_len
 
     @property
-    def num_uncomputed(self) -> int:
-        """Tokens, known or in flight, whose K/V nobody has launched yet; 1 for a row that decodes."""
-        return self.num_tokens + self.pending - self.planned
-
-    @property
     def wants_forward(self) -> bool:
-        return self.finish is None and self.num_output + self.pending < self.sampling.max_new_tokens
+        return self.finish is None and self.length < self.max_length
 
     @property
-    def max_remaining(self) -> int:
-        """The most tokens this request may still add to the pool."""
-        return self.sampling.max_new_tokens - self.num_output
+    def num_uncomputed(self) -> int:
+        """Tokens, committed or in flight, whose K/V nobody has launched yet; 1 for a row that decodes."""
+        return self.length - self.planned
+
+    @property
+    def max_growth(self) -> int:
+        """The most tokens whose K/V is not launched and not counted in `length`."""
+        return self.max_length - self.length
 
     def key(self, num_tokens: int) -> bytes:
-        return bytes(self.tokens[: 4 * num_tokens])
+        return bytes(memoryview(self.tokens)[: 4 * num_tokens])
 
     def token_array(self) -> np.ndarray:
         return np.frombuffer(bytes(self.tokens), np.int32)

@@ -16,6 +16,7 @@ from srt.scheduler.interfaces import Consensus, Executor, Grammars, Intake, Obse
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Plan, Planner
 from srt.scheduler.request import Request
+from srt.scheduler.schedule_batch import TokenMasks
 
 
 class Launched(NamedTuple):
@@ -69,9 +70,8 @@ class Scheduler:
             plan = self._planner.next_batch()
             assert plan or prev or not self._requests, "requests are there, and none can move"
             self._consensus.step(inbox, plan)
-            cur = (
-                Launched(plan, self._executor.forward(plan.batch)) if plan else None
-            )  # the device is busy from here on
+            # The device is busy from here on.
+            cur = Launched(plan, self._executor.forward(plan.batch)) if plan else None
             if prev:
                 self._commit(prev)  # hidden behind cur's forward
             if cur:
@@ -93,7 +93,7 @@ class Scheduler:
                     self._serial += 1
                     request = Request.from_message(message, self._serial, self._eos_token_ids)
                     self._requests[request.rid] = request
-                    self._planner.waiting.append(request)
+                    self._planner.enqueue(request)
                 case AbortRequest(rid=rid, message=reason):
                     self._abort(rid, reason)
                 case FlushCache(ticket=ticket, timeout_s=timeout_s):
@@ -105,7 +105,7 @@ class Scheduler:
             return
         self._output.abort(request, reason)
         if request.tenancy is None:
-            self._planner.waiting.remove(request)
+            self._planner.withdraw(request)
             self._forget(request)
         elif request.in_flight == 0:
             self._release(request)
@@ -128,29 +128,31 @@ class Scheduler:
 
     # ---- commit -----------------------------------------------------------------------------------------------------
 
-    def _masks(self, launched: Launched) -> Any:
+    def _masks(self, launched: Launched) -> TokenMasks | None:
         if self._grammars is None:
             return None
-        return self._grammars.masks([row.request.rid if row.samples else None for row in launched.plan.rows])
+        batch, requests = launched.plan
+        sampling = zip(requests, batch.samples.tolist(), strict=True)
+        return self._grammars.masks([request.rid if samples else None for request, samples in sampling])
 
     def _commit(self, launched: Launched) -> None:
         """Enters a step's values into the ledger: tokens, finishes, prefixes; releases what nobody computes."""
+        batch, requests = launched.plan
         result = self._executor.result(launched.handle)
-        tokens = result.tokens.tolist()
+        tokens, samples = result.tokens.tolist(), batch.samples.tolist()
+        ends = (batch.start + batch.length).tolist()
         index = 0
-        for row in launched.plan.rows:
-            request = row.request
+        for i, request in enumerate(requests):
             request.in_flight -= 1
-            if row.is_chunk and request.finish is None:
-                changed = self._ledger.share(request.tenancy, request.key(row.end))
-                request.synced = min(request.synced, changed)
-            if row.samples:
-                request.pending -= 1
-                if request.finish is None:
+            if request.finish is None:
+                if i >= batch.num_decode:
+                    changed = self._ledger.share(request.tenancy, request.key(ends[i]))
+                    request.synced = min(request.synced, changed)
+                if samples[i]:
                     self._output.token(request, tokens[index], result, index)
                     if self._grammars is not None and request.finish is None:
                         self._grammars.accept(request.rid, tokens[index])
-                index += 1
+            index += samples[i]
             if request.finish is not None and request.in_flight == 0:
                 self._release(request)
 
