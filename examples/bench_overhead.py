@@ -116,7 +116,7 @@ def main() -> None:
     log = Path(tempfile.mkdtemp(prefix="bench-overhead-")) / "server.log"
     with Server("lockstep", command, args.port, log=log) as server:
         server.wait_until_ready(60)
-        uvloop.run(streams(args.port, 2, 4, 64, seed=0))
+        uvloop.run(streams(args.port, 2, 4, min(64, output_len), seed=0))
         runs = [measure(server, c, 3 if c == 1 else c, output_len, seed=c) for c in concurrencies]
     report = {
         "bench": "overhead",

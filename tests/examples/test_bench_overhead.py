@@ -11,7 +11,7 @@ import numpy as np
 from examples.fake_device import FakeDevice
 from srt.scheduler.schedule_batch import ScheduleBatch
 
-STEP = 0.02
+STEP = 0.2
 
 
 def batch(step: int, starts: list[int]) -> ScheduleBatch:
@@ -41,7 +41,7 @@ def test_steps_follow_one_another_and_start_no_earlier_than_they_are_launched() 
     assert STEP <= time.perf_counter() - begin < 2 * STEP
     device.sample(second, None)
     device.result(second)
-    assert 2 * STEP <= time.perf_counter() - begin
+    assert time.perf_counter() - begin >= 2 * STEP
     time.sleep(STEP)
     begin = time.perf_counter()
     device.result(device.forward(batch(3, [6, 7])))
