@@ -21,6 +21,9 @@ from srt.layers.attention import Attend
 WASTE = 1024
 """Padded positions that cost about as much as the operations of one more group of decode rows."""
 
+LEAST_SHARED = 64
+"""Shorter common prefixes are cheaper read once per row than treated apart."""
+
 
 class TorchNativeBackend:
     def __init__(self, cache: KVCache, num_kv_heads: int, num_heads: int):
@@ -51,11 +54,12 @@ class StepAttention:
     def __call__(self, layer: int, q_NHC: torch.Tensor, kv_NSC: torch.Tensor) -> torch.Tensor:
         self._cache.store(layer, self._slots_N, kv_NSC)
         cached_TSC = self._cache.layer(layer)
-        if len(self._groups) + len(self._chunks) == 1:
-            return (*self._groups, *self._chunks)[0].attend(q_NHC, cached_TSC)
+        parts = (*self._groups, *self._chunks)
+        if len(parts) == 1:
+            return parts[0].attend(q_NHC, kv_NSC, cached_TSC)
         o_NHC = torch.empty_like(q_NHC, memory_format=torch.contiguous_format)
-        for part in (*self._groups, *self._chunks):
-            o_NHC[part.tokens] = part.attend(q_NHC[part.tokens], cached_TSC)
+        for part in parts:
+            o_NHC[part.tokens] = part.attend(q_NHC[part.tokens], kv_NSC[part.tokens], cached_TSC)
         return o_NHC
 
 
@@ -76,47 +80,86 @@ def groups_of_similar_length(lengths: np.ndarray) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Rows of one token each. Keys are gathered and multiplied; values are summed where they lie, by embedding bags."""
+    """Rows of one token each, whose first positions may be the same slots for all.
+
+    Behind these, keys are gathered and multiplied, and values are summed where they lie, by embedding bags.
+    """
 
     tokens: torch.Tensor
-    slots_RL: torch.Tensor
+    shared_P: torch.Tensor | None  # slots of the first positions if all rows have the same
+    slots_RL: torch.Tensor  # the others'
     bias_R1L: torch.Tensor | None  # -inf behind a row's end; None where all rows are equally long
-    value_rows: torch.Tensor  # [R G Q L], rows of the pool seen as [T 2 G, C]
-    bags: torch.Tensor  # [R G Q], where in `value_rows` each query's begin
+    value_rows: torch.Tensor  # [R H L], rows of the pool seen as [T S, C]
+    bags: torch.Tensor  # [R H], where in `value_rows` each query's begin
 
     @classmethod
     def build(cls, batch: ForwardBatch, rows: np.ndarray, num_kv_heads: int, num_heads: int) -> DecodeGroup:
-        lengths = batch.plan.start[rows] + 1
-        longest = int(lengths.max())
-        tokens = torch.from_numpy(rows.astype(np.int64))
+        lengths_R = torch.from_numpy(batch.plan.start[rows].astype(np.int64) + 1)
         # Behind a row's end the table holds slots of earlier tenants: harmless to read, and masked.
-        slots_RL = batch.tables.slots_RP[torch.from_numpy(batch.plan.row[rows].astype(np.int64)), :longest]
+        table_rows = torch.from_numpy(batch.plan.row[rows].astype(np.int64))
+        slots_RL = batch.tables.slots_RP[table_rows, : int(lengths_R.max())]
+        shared_P = None
+        num_shared = common_positions(slots_RL, int(lengths_R.min()) - 1)
+        if num_shared >= LEAST_SHARED:
+            shared_P, slots_RL = slots_RL[0, :num_shared], slots_RL[:, num_shared:].contiguous()
+            lengths_R = lengths_R - num_shared
+        longest = slots_RL.shape[1]
         bias_R1L = None
-        if int(lengths.min()) < longest:
-            beyond_RL = torch.arange(longest) >= torch.from_numpy(lengths)[:, None]
+        if int(lengths_R.min()) < longest:
+            beyond_RL = torch.arange(longest) >= lengths_R[:, None]
             bias_R1L = torch.zeros(beyond_RL.shape).masked_fill_(beyond_RL, -math.inf)[:, None, :]
         value_heads = num_kv_heads + torch.arange(num_heads) // (num_heads // num_kv_heads)
         value_rows = slots_RL[:, None, :] * (2 * num_kv_heads) + value_heads[:, None]
         bags = torch.arange(len(rows) * num_heads) * longest
-        return cls(tokens, slots_RL, bias_R1L, value_rows.view(-1), bags)
+        tokens = torch.from_numpy(rows.astype(np.int64))
+        return cls(tokens, shared_P, slots_RL, bias_R1L, value_rows.view(-1), bags)
 
-    def attend(self, q_RHC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
+    def attend(self, q_RHC: torch.Tensor, kv_RSC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
+        num_rows, num_heads, head_dim = q_RHC.shape
+        q_RHC = q_RHC * head_dim**-0.5
+        score_RHL = self._scores(q_RHC, cached_TSC)
+        if self.shared_P is None:
+            return self._values(score_RHL.softmax(-1), cached_TSC, q_RHC.dtype)
+        kv_SPC = cached_TSC.index_select(0, self.shared_P).transpose(0, 1).to(q_RHC.dtype).contiguous()
+        k_GPC, v_GPC = kv_SPC.chunk(2)
+        num_shared, num_kv_heads = k_GPC.shape[1], k_GPC.shape[0]
+        # All rows' queries of a head make one matrix, so the shared keys and values are read once.
+        q_GXC = q_RHC.view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
+        score_GRQP = torch.bmm(q_GXC, k_GPC.transpose(1, 2)).view(num_kv_heads, num_rows, -1, num_shared)
+        shared_RHP = score_GRQP.transpose(0, 1).reshape(num_rows, num_heads, num_shared)
+        weight_RHL = torch.cat((shared_RHP, score_RHL), dim=-1).softmax(-1)
+        weight_RGQP = weight_RHL[..., :num_shared].view(num_rows, num_kv_heads, -1, num_shared)
+        o_GXC = torch.bmm(weight_RGQP.transpose(0, 1).reshape(num_kv_heads, -1, num_shared), v_GPC)
+        o_RGQC = o_GXC.view(num_kv_heads, num_rows, -1, head_dim).transpose(0, 1)
+        o_RHC = self._values(weight_RHL[..., num_shared:], cached_TSC, q_RHC.dtype)
+        return o_RHC.add_(o_RGQC.reshape(num_rows, num_heads, head_dim))
+
+    def _scores(self, q_RHC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
         num_rows, num_heads, head_dim = q_RHC.shape
         longest, num_kv_heads = self.slots_RL.shape[1], cached_TSC.shape[1] // 2
-        k_RLGC = cached_TSC[:, :num_kv_heads].index_select(0, self.slots_RL.view(-1))
-        k_RLGC = k_RLGC.view(num_rows, longest, num_kv_heads, head_dim)
+        gathered = cached_TSC[:, :num_kv_heads].index_select(0, self.slots_RL.view(-1))
         k_RGLC = torch.empty((num_rows, num_kv_heads, longest, head_dim), dtype=q_RHC.dtype)
-        k_RGLC.copy_(k_RLGC.transpose(1, 2))
+        k_RGLC.copy_(gathered.view(num_rows, longest, num_kv_heads, head_dim).transpose(1, 2))
         # The query heads that share a key head stand together, so that keys are never repeated.
-        q_XQC = (q_RHC * head_dim**-0.5).view(num_rows * num_kv_heads, -1, head_dim)
-        weight_XQL = torch.bmm(q_XQC, k_RGLC.view(-1, longest, head_dim).transpose(1, 2))
-        if self.bias_R1L is not None:
-            weight_XQL.view(num_rows, num_heads, longest).add_(self.bias_R1L)
-        weights = weight_XQL.softmax(-1).to(cached_TSC.dtype).view(-1)
-        o_XC = torch.embedding_bag(cached_TSC.view(-1, head_dim), self.value_rows, self.bags, False, 0, False, weights)[
-            0
-        ]
-        return o_XC.to(q_RHC.dtype).view(num_rows, num_heads, head_dim)
+        q_XQC = q_RHC.view(num_rows * num_kv_heads, -1, head_dim)
+        score_XQL = torch.bmm(q_XQC, k_RGLC.view(-1, longest, head_dim).transpose(1, 2))
+        score_RHL = score_XQL.view(num_rows, num_heads, longest)
+        return score_RHL if self.bias_R1L is None else score_RHL.add_(self.bias_R1L)
+
+    def _values(self, weight_RHL: torch.Tensor, cached_TSC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        num_rows, num_heads, _ = weight_RHL.shape
+        values = cached_TSC.view(-1, cached_TSC.shape[-1])
+        weights = weight_RHL.to(values.dtype).reshape(-1)
+        o_XC = torch.embedding_bag(values, self.value_rows, self.bags, False, 0, False, weights)[0]
+        return o_XC.view(num_rows, num_heads, -1).to(dtype)
+
+
+def common_positions(slots_RL: torch.Tensor, most: int) -> int:
+    """How many of the first `most` positions have one slot for all of several rows."""
+    if len(slots_RL) == 1:
+        return 0
+    same_L = (slots_RL[:, :most] == slots_RL[0, :most]).all(0)
+    return int(same_L.to(torch.int8).cumprod(0).sum())
 
 
 @dataclass(frozen=True)
@@ -124,17 +167,22 @@ class Chunk:
     """The last M of a row's P positions."""
 
     tokens: slice
-    slots_P: torch.Tensor
-    mask_MP: torch.Tensor | None  # None: the chunk is the whole row, plainly causal
+    slots_P: torch.Tensor | None  # None: the chunk is the whole row so far, and the cache has nothing to add
+    mask_MP: torch.Tensor | None
 
     @classmethod
     def build(cls, batch: ForwardBatch, index: int, end: int) -> Chunk:
         row, start, length = (int(values[index]) for values in (batch.plan.row, batch.plan.start, batch.plan.length))
-        mask_MP = None if start == 0 else torch.ones((length, start + length), dtype=torch.bool).tril_(start)
-        return cls(slice(end - length, end), batch.tables.slots_RP[row, : start + length], mask_MP)
+        tokens = slice(end - length, end)
+        if start == 0:
+            return cls(tokens, None, None)
+        mask_MP = torch.ones((length, start + length), dtype=torch.bool).tril_(start)
+        return cls(tokens, batch.tables.slots_RP[row, : start + length], mask_MP)
 
-    def attend(self, q_MHC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
-        kv_PSC = cached_TSC.index_select(0, self.slots_P).to(q_MHC.dtype)
+    def attend(self, q_MHC: torch.Tensor, kv_MSC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
+        kv_PSC = kv_MSC
+        if self.slots_P is not None:
+            kv_PSC = cached_TSC.index_select(0, self.slots_P).to(q_MHC.dtype)
         k_GPC, v_GPC = kv_PSC.transpose(0, 1).chunk(2)
         o_HMC = F.scaled_dot_product_attention(
             q_MHC.transpose(0, 1)[None],

@@ -1,0 +1,99 @@
+"""The native backend against attention written out in float64, row by row."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from srt.executor.attention.torch_native import WASTE, TorchNativeBackend, groups_of_similar_length
+from srt.executor.forward_batch import ForwardBatch
+from srt.executor.kv_cache import KVCache
+from srt.executor.tables import RowTables
+from srt.scheduler.schedule_batch import ScheduleBatch
+
+CPU = torch.device("cpu")
+HEADS, KV_HEADS, DIM = 6, 2, 8
+
+
+def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype: torch.dtype = torch.float32):
+    """`rows` are (start, length); all share the slots of the first `shared` positions. Ours, and what it should be."""
+    generator = torch.Generator().manual_seed(sum(start for start, _ in rows))
+    context = max(start + length for start, length in rows)
+    pool = context * len(rows) + 1
+    cache = KVCache(
+        num_layers=1, pool_tokens=pool, page_size=1, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device=CPU
+    )
+    # Everything that no row may see is large, so that seeing it shows.
+    cache.layer(0).copy_(torch.randn(cache.layer(0).shape, generator=generator) * 30)
+    slots = (torch.randperm(pool, generator=generator) + 1)[: context * len(rows)].view(len(rows), context)
+    slots[:, :shared] = slots[0, :shared]
+    tables = RowTables(len(rows), context, CPU)
+    tables.slots_RP.copy_(slots)
+    for row, (start, _) in enumerate(rows):
+        known = torch.randn((start, 2 * KV_HEADS, DIM), generator=generator) * 0.7
+        begin = shared if row else 0
+        cache.layer(0)[slots[row, begin:start]] = known[begin:].to(dtype)
+
+    start, length = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+    index = np.arange(len(rows), dtype=np.int32)
+    none = np.zeros(0, np.int32)
+    plan = ScheduleBatch(0, (), num_decode, index, start, length, start + length, index < 0, start + length, none)
+    num_tokens = int(length.sum())
+    q_NHC = torch.randn((num_tokens, HEADS, DIM), generator=generator)
+    kv_NSC = torch.randn((num_tokens, 2 * KV_HEADS, DIM), generator=generator)
+    batch = ForwardBatch.build(plan, tables)
+    ours = TorchNativeBackend(cache, KV_HEADS, HEADS).plan(batch)(0, q_NHC, kv_NSC)
+
+    expected, first = torch.zeros_like(ours, dtype=torch.float64), 0
+    for row, (start_, length_) in enumerate(rows):
+        kv = cache.layer(0)[slots[row, : start_ + length_]].double()
+        for token in range(length_):
+            for head in range(HEADS):
+                k, v = (kv[: start_ + token + 1, kind + head // (HEADS // KV_HEADS)] for kind in (0, KV_HEADS))
+                weights = (k @ q_NHC[first + token, head].double() / math.sqrt(DIM)).softmax(0)
+                expected[first + token, head] = weights @ v
+        first += length_
+    return ours.double(), expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_decode", "shared"),
+    [
+        ([(0, 1)], 1, 0),
+        ([(9, 1)], 1, 0),
+        ([(9, 1), (9, 1), (9, 1)], 3, 0),
+        ([(40, 1), (3, 1), (0, 1), (77, 1)], 4, 0),
+        ([(1300, 1), (5, 1), (1250, 1), (9, 1), (30, 1)], 5, 0),
+        ([(100, 1), (90, 1), (80, 1)], 3, 70),
+        ([(100, 1), (100, 1), (100, 1)], 3, 100),
+        ([(100, 1), (90, 1)], 2, 20),
+        ([(0, 13)], 0, 0),
+        ([(6, 13)], 0, 0),
+        ([(0, 5), (0, 1), (70, 4)], 0, 0),
+        ([(33, 1), (8, 1), (0, 11), (12, 7)], 2, 0),
+        ([(1400, 1), (8, 1), (90, 1), (0, 11), (12, 1)], 3, 0),
+    ],
+)
+def test_as_written_out(rows, num_decode, shared):
+    ours, expected = run(rows, num_decode, shared=shared)
+    torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_half_precision_cache():
+    ours, expected = run([(40, 1), (300, 1), (6, 9)], 2, dtype=torch.float16)
+    torch.testing.assert_close(ours, expected, atol=3e-3, rtol=3e-3)
+
+
+def test_groups_waste_little_and_hold_every_row_once():
+    rng = np.random.default_rng(0)
+    for lengths in ([5], [7, 7, 7], rng.integers(1, 8000, 200), [8000, *[100] * 50], rng.integers(100, 130, 60)):
+        lengths = np.array(lengths)
+        groups = groups_of_similar_length(lengths)
+        assert sorted(np.concatenate(groups).tolist()) == list(range(len(lengths)))
+        for group in groups:
+            assert (lengths[group].max() - lengths[group]).sum() <= WASTE
+    assert len(groups_of_similar_length(np.array([8000, *[100] * 9]))) == 2
+    assert groups_of_similar_length(np.zeros(0, int)) == []
