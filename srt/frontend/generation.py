@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from srt.frontend.errors import RequestError
 from srt.frontend.sampling import SamplingSpec
@@ -64,62 +66,52 @@ def error_of(finish: Finish | None) -> RequestError | None:
     return RequestError(finish.message or "The request was aborted.", status=finish.status)
 
 
-@dataclass
-class Logprobs:
-    """Of the tokens so far."""
-
-    chosen: list[float] = field(default_factory=list)
-    top_ids: list[tuple[int, ...]] = field(default_factory=list)
-    top: list[tuple[float, ...]] = field(default_factory=list)
-
-
-@dataclass
-class Answer:
-    """All of one generation's output."""
-
-    texts: list[str] = field(default_factory=list)
-    ids: bytearray = field(default_factory=bytearray)
-    logprobs: Logprobs = field(default_factory=Logprobs)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def as_delta(self, generation: Generation) -> TextDelta:
-        """As if all of it had come at once."""
-        logprobs = None
-        if generation.logprobs >= 0:
-            taken = self.logprobs
-            logprobs = TokenLogprobs(tuple(taken.chosen), tuple(taken.top_ids), tuple(taken.top))
-        return TextDelta(generation.rid, self.text, bytes(self.ids), finish=generation.finish, logprobs=logprobs)
-
-    def add(self, delta: TextDelta) -> None:
-        self.texts.append(delta.text)
-        self.ids += delta.ids
-        if delta.logprobs is not None:
-            self.logprobs.chosen += delta.logprobs.chosen
-            self.logprobs.top_ids += delta.logprobs.top_ids
-            self.logprobs.top += delta.logprobs.top
+def join(deltas: Sequence[TextDelta]) -> TextDelta:
+    """One delta that says what these said, one after the other, of one generation."""
+    if len(deltas) == 1:
+        return deltas[0]
+    logprobs = None
+    parts = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    if parts:
+        chosen, top_ids, top = ([], [], [])
+        for part in parts:
+            chosen += part.chosen
+            top_ids += part.top_ids
+            top += part.top
+        logprobs = TokenLogprobs(tuple(chosen), tuple(top_ids), tuple(top))
+    return TextDelta(
+        deltas[0].rid,
+        "".join([delta.text for delta in deltas]),
+        b"".join([delta.ids for delta in deltas]),
+        deltas[0].cached_tokens,
+        deltas[-1].finish,
+        logprobs,
+    )
 
 
 class Collector:
     """The sink of a request that is answered in one piece."""
 
-    def __init__(self, num_choices: int, done: Any) -> None:
-        """`done` is a future that this sink resolves."""
-        self.answers = [Answer() for _ in range(num_choices)]
-        self.done = done
-        self._open = num_choices
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        """Must be made in the event loop."""
+        self._deltas: list[list[TextDelta]] = [[] for prompt in prompts for _ in range(prompt.spec.n)]
+        self._unfinished = len(self._deltas)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def answers(self) -> list[TextDelta]:
+        """The whole output of each generation, by index, once all are done."""
+        return list(map(join, self._deltas))
 
     def feed(self, generation: Generation, delta: TextDelta) -> None:
-        self.answers[generation.index].add(delta)
-        if delta.finish is None:
-            return
         if error := error_of(delta.finish):
             self.fail(error)
             return
-        self._open -= 1
-        if not self._open and not self.done.done():
+        self._deltas[generation.index].append(delta)
+        if delta.finish is None:
+            return
+        self._unfinished -= 1
+        if not self._unfinished and not self.done.done():
             self.done.set_result(None)
 
     def flush(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from srt.frontend.generation import Logprobs
 from srt.messages import TokenLogprobs
 from srt.token_bytes import TokenBytes
 
 FLOOR = -9999.0
+NO_LOGPROBS = TokenLogprobs((), (), ())
 
 
 def finite(value: float) -> float:
@@ -35,7 +35,7 @@ class TokenTexts:
 
     # ---- chat ------------------------------------------------------------------------------------------------------
 
-    def chat(self, logprobs: Logprobs | TokenLogprobs, ids: Sequence[int]) -> dict[str, Any]:
+    def chat(self, logprobs: TokenLogprobs, ids: Sequence[int]) -> dict[str, Any]:
         return {
             "content": [
                 {**self._chat_token(token, chosen), "top_logprobs": list(map(self._chat_token, top_ids, top))}
@@ -50,7 +50,7 @@ class TokenTexts:
 
     # ---- completions -----------------------------------------------------------------------------------------------
 
-    def completion(self, logprobs: Logprobs | TokenLogprobs, ids: Sequence[int], offset: int) -> dict[str, Any]:
+    def completion(self, logprobs: TokenLogprobs, ids: Sequence[int], offset: int) -> dict[str, Any]:
         """`offset` is where in the output these tokens begin, in characters. The chosen token is always in the top."""
         tokens = [self.text(token) for token in ids]
         offsets = []
@@ -66,7 +66,7 @@ class TokenTexts:
 
     # ---- /generate -------------------------------------------------------------------------------------------------
 
-    def native(self, logprobs: TokenLogprobs | Logprobs, ids: Sequence[int], with_text: bool) -> tuple[list, list]:
+    def native(self, logprobs: TokenLogprobs, ids: Sequence[int], with_text: bool) -> tuple[list, list]:
         """`output_token_logprobs` and `output_top_logprobs`: entries [log-probability, id, text or null]."""
 
         def entry(token: int, value: float) -> list[Any]:

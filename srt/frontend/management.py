@@ -57,12 +57,13 @@ class Management:
         spec = sampling.from_native(
             NativeSampling(max_new_tokens=1, temperature=0.0), vocab_size=services.words.vocab_size, logprobs=-1
         )
-        done = asyncio.get_running_loop().create_future()
-        with manager.running([Prompt(new_id("health-"), ids, spec)], Collector(1, done), probe=True):
-            while not done.done() and manager.last_heard < began:
+        prompts = [Prompt(new_id("health-"), ids, spec)]
+        collector = Collector(prompts)
+        with manager.running(prompts, collector, probe=True):
+            while not collector.done.done() and manager.last_heard < began:
                 if time.monotonic() - began > PROBE_LIMIT:
                     raise RequestError(f"No token came within {PROBE_LIMIT:.0f} seconds.", status=503)
-                await asyncio.wait([done], timeout=0.05)
+                await asyncio.wait([collector.done], timeout=0.05)
         return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -12,8 +11,8 @@ from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.errors import RequestError, unsupported
-from srt.frontend.generation import Answer, Collector, Generation, Prompt
-from srt.frontend.logprobs import TokenTexts
+from srt.frontend.generation import Collector, Generation, Prompt
+from srt.frontend.logprobs import NO_LOGPROBS, TokenTexts
 from srt.frontend.protocol import NULL, GenerateRequest, NativeSampling, check_supported
 from srt.frontend.services import Services, check_priority, check_rid, json_response, new_id
 from srt.frontend.streaming import Stream
@@ -38,10 +37,9 @@ class Native:
         )
         if body.stream:
             return await Stream(form).respond(request, services.manager, prompts)
-        done = asyncio.get_running_loop().create_future()
-        collector = Collector(sum(prompt.spec.n for prompt in prompts), done)
+        collector = Collector(prompts)
         with services.manager.running(prompts, collector) as generations:
-            await done
+            await collector.done
         bodies = [form.body(one, answer) for one, answer in zip(generations, collector.answers, strict=True)]
         return json_response(bodies if as_list else bodies[0])
 
@@ -107,11 +105,11 @@ class GenerateFormat:
         self._with_prompt = with_prompt
         self._so_far: dict[Generation, _SoFar] = {}
 
-    def body(self, generation: Generation, answer: Answer) -> dict[str, Any]:
-        ids = unpack_ids(bytes(answer.ids))
+    def body(self, generation: Generation, answer: TextDelta) -> dict[str, Any]:
+        ids = unpack_ids(answer.ids)
         meta = self._meta(generation)
         if generation.logprobs >= 0:
-            chosen, top = self._texts.native(answer.logprobs, ids, self._with_text)
+            chosen, top = self._texts.native(answer.logprobs or NO_LOGPROBS, ids, self._with_text)
             meta["output_token_logprobs"] = chosen
             meta["output_top_logprobs"] = top
             meta["output_token_logprobs_length"] = len(chosen)

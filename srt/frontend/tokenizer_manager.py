@@ -208,7 +208,11 @@ class TokenizerManager:
         else:
             self._loop.call_soon(self._receive)
         for sink in touched:
-            sink.flush()
+            try:
+                sink.flush()
+            except Exception:  # one client's answer must not take the others' with it
+                log.exception("An answer could not be written")
+                sink.fail(RequestError("The answer could not be written.", status=500))
 
     def _take(self, message: Any, now: float, touched: dict[Sink, None]) -> None:
         if isinstance(message, TextBatch):
@@ -217,12 +221,8 @@ class TokenizerManager:
                 generation = live.get(delta.rid)
                 if generation is not None:  # its client may have left
                     self._count(generation, delta, now)
+                    generation.sink.feed(generation, delta)
                     touched[generation.sink] = None
-                    try:
-                        generation.sink.feed(generation, delta)
-                    except Exception:  # one client's answer must not take the others' with it
-                        log.exception("The answer of request %d could not be written", generation.rid)
-                        generation.sink.fail(RequestError("The answer could not be written.", status=500))
         else:
             future = self._flushes.get(message.ticket)
             if future is not None and not future.done():

@@ -119,7 +119,7 @@ def test_stream_is_cumulative(server, tokens_per_step):
         count = event["meta_info"]["completion_tokens"]
         assert event["output_ids"] == whole["output_ids"][:count]
         assert event["meta_info"]["output_token_logprobs"] == whole["meta_info"]["output_token_logprobs"][:count]
-    assert len(events) == -(-10 // tokens_per_step)
+    assert 1 <= len(events) <= -(-10 // tokens_per_step)  # fewer where the frontend was behind
     assert all(event["meta_info"]["finish_reason"] is None for event in events[:-1])
     changing = ("id", "e2e_latency", "response_sent_to_client_ts")
     for answer in (whole, events[-1]):

@@ -8,6 +8,7 @@ import time
 import pytest
 from frontend_harness import Server, events_of, send_request, strict_json
 
+import srt.frontend.openai.completions as completions
 import srt.frontend.streaming as streaming
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -42,7 +43,7 @@ def rest_of(sock, data=b""):
     """All that still comes, the chunks' framing taken away."""
     while more := sock.recv(65536):
         data += more
-        if data.endswith(b"0\r\n\r\n"):
+        if data.endswith(b"\r\n0\r\n\r\n"):
             break
     head, _, body = data.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
@@ -305,15 +306,29 @@ def test_a_slow_reader_gets_its_deltas_merged(server, monkeypatch):
 
 
 def test_a_reader_that_stopped_loses_its_request(server, monkeypatch):
-    monkeypatch.setattr(streaming, "SOFT_LIMIT", 0)
+    monkeypatch.setattr(streaming, "SOFT_LIMIT", -1)
     monkeypatch.setattr(streaming, "HARD_LIMIT", 100)
-    monkeypatch.setattr(streaming.Stream, "_is_behind", lambda self: self._transport is not None)
     server.engine.step_s = 0.001
     sock, data = server.open_stream(COMPLETIONS, LONG)
     raw = rest_of(sock, data)
     sock.close()
     assert events_of(raw)[-1]["error"]["message"] == "The client reads too slowly."
     server.wait_for(lambda: server.engine.aborted)
+
+
+def test_an_answer_that_cannot_be_written_harms_no_other(server, threads, monkeypatch):
+    events = completions.CompletionFormat.events
+
+    def breaks_on_bad(self, generation, delta):
+        assert delta.text != "!"
+        return events(self, generation, delta)
+
+    monkeypatch.setattr(completions.CompletionFormat, "events", breaks_on_bad)
+    server.engine.step_s = 0.002
+    good = threads.submit(server.stream, COMPLETIONS, {"prompt": "ab", "max_tokens": 100})
+    *_, last = server.stream(COMPLETIONS, {"prompt": "abc!", "max_tokens": 100})
+    assert last["error"]["message"] == "The answer could not be written."
+    assert "".join(event["choices"][0]["text"] for event in good.result()) == "ab" * 50
 
 
 def test_random_leavings(server):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from aiohttp import web
 from srt.frontend import sampling
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Collector, Generation, Prompt
+from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.common import check_request, finish_fields, usage
 from srt.frontend.openai.messages import template_arguments, template_messages
 from srt.frontend.protocol import ChatRequest
@@ -37,11 +37,10 @@ class Chat:
         form = ChatFormat(services, prompt.name, body)
         if body.stream:
             return await Stream(form).respond(request, services.manager, [prompt])
-        done = asyncio.get_running_loop().create_future()
-        collector = Collector(prompt.spec.n, done)
+        collector = Collector([prompt])
         with services.manager.running([prompt], collector) as generations:
-            await done
-        return json_response(form.body(generations, collector))
+            await collector.done
+        return json_response(form.body(generations, collector.answers))
 
     async def _prompt(self, body: ChatRequest, name: str) -> Prompt:
         words = self._services.words
@@ -92,12 +91,12 @@ class ChatFormat:
         self._plain_rest = rest + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")
         self._usage_head = b"data: " + encoded + b',"choices":[],"usage":'
 
-    def body(self, generations: Sequence[Generation], collector: Collector) -> dict[str, Any]:
+    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []
-        for generation, answer in zip(generations, collector.answers, strict=True):
+        for generation, answer in zip(generations, answers, strict=True):
             logprobs = None
             if generation.logprobs >= 0:
-                logprobs = self._texts.chat(answer.logprobs, unpack_ids(bytes(answer.ids)))
+                logprobs = self._texts.chat(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids))
             message = {
                 "role": "assistant", "content": answer.text, "reasoning_content": None, "tool_calls": None
             }  # fmt: skip

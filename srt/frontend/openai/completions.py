@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from aiohttp import web
 from srt.frontend import sampling
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Collector, Generation, Prompt
+from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.common import check_request, finish_fields, usage
 from srt.frontend.protocol import NULL, CompletionRequest
 from srt.frontend.services import Services, check_priority, check_rid, json_response, new_id
@@ -37,11 +37,10 @@ class Completions:
         form = CompletionFormat(services, name, body)
         if body.stream:
             return await Stream(form).respond(request, services.manager, prompts)
-        done = asyncio.get_running_loop().create_future()
-        collector = Collector(sum(prompt.spec.n for prompt in prompts), done)
+        collector = Collector(prompts)
         with services.manager.running(prompts, collector) as generations:
-            await done
-        return json_response(form.body(generations, collector))
+            await collector.done
+        return json_response(form.body(generations, collector.answers))
 
     async def _prompts(self, body: CompletionRequest, name: str) -> list[Prompt]:
         words = self._services.words
@@ -90,12 +89,12 @@ class CompletionFormat:
         self._plain_rest = rest + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")
         self._usage_head = b"data: " + encoded + b',"choices":[],"usage":'
 
-    def body(self, generations: Sequence[Generation], collector: Collector) -> dict[str, Any]:
+    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []
-        for generation, answer in zip(generations, collector.answers, strict=True):
+        for generation, answer in zip(generations, answers, strict=True):
             logprobs = None
             if generation.logprobs >= 0:
-                logprobs = self._texts.completion(answer.logprobs, unpack_ids(bytes(answer.ids)), 0)
+                logprobs = self._texts.completion(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids), 0)
             finish = finish_fields(generation.finish, self._eos)
             choices.append({"index": generation.index, "text": answer.text, "logprobs": logprobs, **finish})
         return {**self._base, "choices": choices, "usage": usage(generations)}
