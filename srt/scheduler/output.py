@@ -33,13 +33,18 @@ class Output:
         request.tokens += id_bytes
         self._committed += id_bytes
         self.generated_tokens += 1
-        if sampling.stop or token in request.stop_token_ids or request.num_tokens == request.max_length:
+        if sampling.stop or token in request.stop_token_ids or len(request.tokens) == 4 * request.max_length:
             request.finish = self._finish_of(request, token)
-        self._emit(request, id_bytes, None if sampling.logprobs < 0 else _logprobs_of(request, result, index))
+            self.finished += request.finish is not None
+        opening = None if request.opened else self._open(request)
+        logprobs = None if sampling.logprobs < 0 else _logprobs_of(request, result, index)
+        self._deltas.append(TokenDelta(request.rid, id_bytes, opening, request.finish, logprobs))
 
     def abort(self, request: Request, message: str, status: int = 0) -> None:
         request.finish = Finish("abort", message=message, status=status, num_retractions=request.num_retractions)
-        self._emit(request, b"", None)
+        self.aborted += 1
+        opening = None if request.opened else self._open(request)
+        self._deltas.append(TokenDelta(request.rid, b"", opening, request.finish))
 
     def take(self, step: int) -> TokenBatch:
         """All deltas since the last call, as one message."""
@@ -72,25 +77,16 @@ class Output:
         sampling = request.sampling
         if self._is_special[token] and sampling.skip_special_tokens:
             return None
-        tail = request.stop_tail
-        seen = len(tail)
-        tail += self._token_bytes[token]
-        # One that lies whole in the seen bytes came before min_new_tokens and counts for nothing.
-        found = [(tail.find(stop, max(0, seen - len(stop) + 1)), -len(stop), stop) for stop in sampling.stop]
-        found = [match for match in found if match[0] >= 0]
-        keep = max(map(len, sampling.stop)) - 1
-        del tail[: max(0, len(tail) - keep)]
-        return min(found)[2] if found else None
-
-    def _emit(self, request: Request, ids: bytes, logprobs: TokenLogprobs | None) -> None:
-        opening = None if request.opened else self._open(request)
-        finish = request.finish
-        if finish is not None:
-            if finish.reason == "abort":
-                self.aborted += 1
-            else:
-                self.finished += 1
-        self._deltas.append(TokenDelta(request.rid, ids, opening, finish, logprobs))
+        seen = len(request.stop_tail)
+        tail = request.stop_tail + self._token_bytes[token]
+        request.stop_tail = tail[max(0, len(tail) - request.stop_tail_size) :]
+        matches = []
+        for stop in sampling.stop:
+            # One that lies whole in the seen bytes came before min_new_tokens and counts for nothing.
+            start = tail.find(stop, max(0, seen - len(stop) + 1))
+            if start >= 0:
+                matches.append((start, -len(stop), stop))
+        return min(matches)[2] if matches else None
 
     def _open(self, request: Request) -> Opening:
         request.opened = True

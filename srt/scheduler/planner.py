@@ -144,19 +144,16 @@ class Planner:
         self, requests: list[Request], lengths: list[int], num_decode: int, opened: list[Request]
     ) -> ScheduleBatch:
         """Moves the requests' lengths on and freezes it all."""
-        rows, starts, synced, samples = [], [], [], []
-        for request, num_computed in zip(requests, lengths, strict=True):
-            rows.append(request.tenancy.row)
-            starts.append(request.planned)
-            synced.append(request.synced)
-            request.planned += num_computed
-            request.synced = request.planned
-            request.in_flight += 1
-            is_last = request.planned == request.length
-            samples.append(is_last)
-            request.length += is_last
-        row, start, length, table_start = map(_int32, (rows, starts, lengths, synced))
+        row = _int32([request.tenancy.row for request in requests])
+        start = _int32([request.planned for request in requests])
+        table_start = _int32([request.synced for request in requests])
+        length = _int32(lengths)
         end = start + length
+        samples = end == _int32([request.length for request in requests])
+        for request, planned, is_last in zip(requests, end.tolist(), samples.tolist(), strict=True):
+            request.planned = request.synced = planned
+            request.length += is_last
+            request.in_flight += 1
         # The table's entries [table_start, end) of each row, all at once: `line` is the row, `position` the column.
         counts = end - table_start
         line = row.repeat(counts)
@@ -171,8 +168,8 @@ class Planner:
             row=row,
             start=start,
             length=length,
-            first_logit=end - _int32(samples),
-            samples=np.array(samples),
+            first_logit=end - samples,
+            samples=samples,
             table_start=table_start,
             slots=self._ledger.table[line, position],
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,7 +29,8 @@ class Request:
     cached_tokens: int = -1  # matched when first admitted; -1 before
     num_retractions: int = 0
     opened: bool = False  # the detokenizer has heard of it
-    stop_tail: bytearray = field(default_factory=bytearray)  # the last bytes of the text, as long as a stop string
+    stop_tail: bytes = b""  # the text's last bytes, as many as may begin a stop string
+    stop_tail_size: int = 0  # the most there are
 
     @classmethod
     def from_message(cls, message: NewRequest, serial: int, eos_token_ids: tuple[int, ...]) -> Request:
@@ -44,6 +45,7 @@ class Request:
             prompt_len=len(message.ids) // 4,
             max_length=len(message.ids) // 4 + sampling.max_new_tokens,
             length=len(message.ids) // 4,
+            stop_tail_size=max(map(len, sampling.stop), default=1) - 1,
         )
 
     @property
