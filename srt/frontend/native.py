@@ -123,29 +123,30 @@ class GenerateFormat:
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
         so_far = self._so_far.get(generation)
         if so_far is None:
-            so_far = self._so_far[generation] = _SoFar()
+            so_far = self._so_far[generation] = _SoFar(msgspec.json.encode(self._constant_meta(generation))[:-1])
         so_far.text += msgspec.json.encode(delta.text)[1:-1]
         ids = unpack_ids(delta.ids)
         so_far.extend(so_far.ids, ids.tolist())
+        if generation.finish is None:
+            meta = b'%b,"completion_tokens":%d,"finish_reason":null' % (so_far.meta, generation.completion_tokens)
+        else:
+            meta = msgspec.json.encode(self._meta(generation))[:-1]
         head = b'data: {"index":%d,"text":"' % generation.index if self._indexed else b'data: {"text":"'
-        parts = [head, so_far.text, b'","output_ids":[', so_far.ids, b'],"meta_info":']
-        meta = msgspec.json.encode(self._meta(generation))
+        parts = [head, so_far.text, b'","output_ids":[', so_far.ids, b'],"meta_info":', meta]
         if delta.logprobs is not None:
             chosen, top = self._texts.native(delta.logprobs, ids, self._with_text)
             so_far.extend(so_far.chosen, chosen)
             so_far.extend(so_far.top, top)
         if generation.logprobs >= 0:
             parts += (
-                meta[:-1],
                 b',"output_token_logprobs":[',
                 so_far.chosen,
                 b'],"output_top_logprobs":[',
                 so_far.top,
-                b'],"output_token_logprobs_length":%d,"input_token_logprobs":[],"input_top_logprobs":[]}'
+                b'],"output_token_logprobs_length":%d,"input_token_logprobs":[],"input_top_logprobs":[]'
                 % generation.completion_tokens,
             )
-        else:
-            parts.append(meta)
+        parts.append(b"}")
         if self._with_prompt:
             parts += (b',"prompt_token_ids":', msgspec.json.encode(unpack_ids(generation.prompt.ids).tolist()))
         parts.append(b"}\n\n")
@@ -155,32 +156,37 @@ class GenerateFormat:
         return b""
 
     @staticmethod
-    def _meta(generation: Generation) -> dict[str, Any]:
-        meta = {
+    def _constant_meta(generation: Generation) -> dict[str, Any]:
+        """What is known with the first token and stays."""
+        return {
             "id": generation.name,
-            "finish_reason": None,
             "prompt_tokens": generation.prompt.num_tokens,
-            "weight_version": "default",
-            "num_retractions": 0,
-            "reasoning_tokens": 0,
-            "completion_tokens": generation.completion_tokens,
             "cached_tokens": generation.cached_tokens,
+            "reasoning_tokens": 0,
+            "weight_version": "default",
             "dp_rank": None,
+        }
+
+    def _meta(self, generation: Generation) -> dict[str, Any]:
+        """Of a generation that has finished."""
+        finish = generation.finish
+        return {
+            **self._constant_meta(generation),
+            "completion_tokens": generation.completion_tokens,
+            "finish_reason": finish_reason(finish, generation.completion_tokens),
+            "num_retractions": finish.num_retractions,
+            "e2e_latency": generation.finished - generation.created,
             "response_sent_to_client_ts": time.time(),
         }
-        if generation.finish is not None:
-            meta["finish_reason"] = finish_reason(generation.finish, generation.completion_tokens)
-            meta["num_retractions"] = generation.finish.num_retractions
-            meta["e2e_latency"] = generation.finished - generation.created
-        return meta
 
 
 class _SoFar:
     """JSON of one generation's output up to now, without the outer brackets."""
 
-    __slots__ = ("chosen", "ids", "text", "top")
+    __slots__ = ("chosen", "ids", "meta", "text", "top")
 
-    def __init__(self) -> None:
+    def __init__(self, meta: bytes) -> None:
+        self.meta = meta
         self.text, self.ids, self.chosen, self.top = bytearray(), bytearray(), bytearray(), bytearray()
 
     @staticmethod
