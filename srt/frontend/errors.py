@@ -11,7 +11,6 @@ MAX_MESSAGE = 600  # characters; an error never echoes the input at length
 
 TYPES = {
     401: "authentication_error",
-    403: "permission_error",
     404: "not_found_error",
     500: "internal_server_error",
     503: "service_unavailable_error",

@@ -57,7 +57,6 @@ class SamplingSpec:
     default_max_new_tokens: int | None  # None: all that the context has left
     min_new_tokens: int
     fields: dict[str, Any]  # the other fields of SamplingParams
-    max_param: str  # what the client calls max_new_tokens
 
     @property
     def logprobs(self) -> int:
@@ -165,7 +164,6 @@ def _spec(
         default_max_new_tokens=default,
         min_new_tokens=shortest,
         fields=fields,
-        max_param=max_new_tokens[1],
     )
 
 
