@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from radix import Ledger
 from srt.messages import FlushReply, Inbox, SamplingParams, TokenBatch, TokenDelta, unpack_ids
-from srt.scheduler.planner import Plan
+from srt.scheduler.planner import Plan, Planner
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
 
 MODULUS = 2**61 - 1
@@ -341,12 +342,21 @@ class ScriptedIntake:
         return Inbox(self.number, self._time * self._seconds_per_step, encoded)
 
 
-class CountingObserver:
-    def __init__(self) -> None:
-        self.steps = 0
+class RecordingObserver:
+    """Keeps how many requests run and wait and how many slots rows hold, step by step."""
+
+    def __init__(self, planner: Planner, ledger: Ledger) -> None:
+        self.running: list[int] = []
+        self.waiting: list[int] = []
+        self.held: list[int] = []
+        self._planner = planner
+        self._ledger = ledger
 
     def step(self) -> None:
-        self.steps += 1
+        self.running.append(len(self._planner.running))
+        self.waiting.append(len(self._planner.waiting))
+        self.held.append(self._ledger.held_tokens + self._ledger.locked_tokens)
+        assert self._planner.waiting_tokens == sum(request.num_tokens for request in self._planner.waiting)
 
 
 class ListConsensus:

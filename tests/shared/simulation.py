@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.fakes import (
-    CountingObserver,
     FakeExecutor,
     FakeGrammars,
     FakeModel,
     ListConsensus,
+    RecordingObserver,
     RecordingOutlet,
     ScriptedIntake,
 )
@@ -140,7 +140,7 @@ class Simulation:
         self.planner = Planner(self.ledger, ORDERS[s.policy], s.token_budget, s.max_running)
         self.output = Output(TOKEN_BYTES, IS_SPECIAL)
         self.outlet = RecordingOutlet()
-        self.observer = CountingObserver()
+        self.observer = RecordingObserver(self.planner, self.ledger)
         self.grammars = FakeGrammars(VOCAB, s.constrained) if s.constrained else None
         self.intake = ScriptedIntake(self.script, self.max_steps or self.step_bound())
         self.scheduler = Scheduler(
