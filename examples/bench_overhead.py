@@ -26,7 +26,7 @@ import uvloop
 
 from examples.bench_serving import milliseconds
 from examples.fake_device import STEP_SECONDS
-from examples.host import Server, busy_seconds, cpu_seconds, machine
+from examples.host import Server, busy_seconds, cpu_seconds, end_servers_on_sigterm, machine
 from examples.load_client import LoadClient, StreamResult
 from examples.workloads import random_prompts
 
@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="256 tokens a stream")
     parser.add_argument("--port", type=int, default=30999)
     args = parser.parse_args()
+    end_servers_on_sigterm()
     concurrencies = [int(number) for number in args.concurrency.split(",")]
     output_len = 256 if args.quick else args.output_len
     command = [

@@ -29,7 +29,7 @@ from time import perf_counter
 from typing import Any
 
 from examples.bench_serving import CASES
-from examples.host import Server, busy_seconds, cpu_seconds, machine
+from examples.host import Server, busy_seconds, cpu_seconds, end_servers_on_sigterm, machine
 
 # What is compared, and whether more of it is better.
 METRICS: dict[str, dict[str, bool]] = {
@@ -193,6 +193,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=31000, help="ours; the peers get the next two")
     parser.add_argument("--start-timeout", type=float, default=900.0, help="seconds for a server to get ready")
     args = parser.parse_args()
+    end_servers_on_sigterm()
     logs = Path(tempfile.mkdtemp(prefix="bench-peers-"))
     say(f"logs in {logs}")
     found, absent = servers(args, logs)

@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -55,6 +56,15 @@ def cpu_seconds(root: int) -> dict[str, float]:
         if ancestor == root:
             totals[command] = totals.get(command, 0.0) + seconds
     return totals
+
+
+def end_servers_on_sigterm() -> None:
+    """Makes SIGTERM an exception in the main thread, so that `with Server` ends its group then too."""
+
+    def leave(signum: int, frame: object) -> None:
+        sys.exit(f"ended by signal {signum}")
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 class Server:

@@ -69,3 +69,20 @@ def test_the_benchmark_prints_one_line() -> None:
     assert four["streams"] == 4
     assert one["tokens_per_event"] >= 1
     assert {"main", "scheduler 0", "detokenizer", "client"} <= set(one["cpu_us_per_token"])
+
+
+def test_a_benchmark_that_is_ended_leaves_no_server() -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from examples.host import Server, end_servers_on_sigterm\n"
+        "end_servers_on_sigterm()\n"
+        "with Server('x', ['sleep', '60'], 0, log=Path('/dev/null')) as server:\n"
+        "    print(server.pid, flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    ) as bench:
+        pid = int(bench.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        bench.terminate()
+        assert bench.wait(30) != 0
+        assert not Path(f"/proc/{pid}").exists()
