@@ -98,10 +98,10 @@ class Planner:
 
         It comes before admission, which would take the same pages. Prompts have had theirs since they were admitted.
         """
-        short = [request for request in decode if request.planned == request.tenancy.allocated]
+        short = [request.tenancy for request in decode if request.planned == request.tenancy.allocated]
         if len(short) * self._ledger.page_size > self._ledger.available_tokens:
             return False
-        self._ledger.grow_all([request.tenancy for request in short], [request.planned + 1 for request in short])
+        self._ledger.grow_all(short, [tenancy.allocated + 1 for tenancy in short])
         return True
 
     def _retract(self) -> Request:
