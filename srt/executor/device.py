@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from srt.config import ServerConfig
-from srt.executor.memory_plan import available_ram
+from srt.executor.memory_plan import available_ram, own_ram
 from srt.model_config import ModelConfig, ModelError
 
 
@@ -30,3 +30,9 @@ def free_memory(device: torch.device) -> int:
     """Bytes that weights and pool could still take."""
     assert device.type == "cpu"
     return available_ram()
+
+
+def held_memory(device: torch.device) -> int:
+    """Bytes that this process has taken. Its growth is what was loaded, whatever others take or free meanwhile."""
+    assert device.type == "cpu"
+    return own_ram()

@@ -1,4 +1,4 @@
-"""L4, each rank: how many tokens the KV pool holds. Pure arithmetic, and the two numbers it starts from on a CPU."""
+"""L4, each rank: how many tokens the KV pool holds. Pure arithmetic, and the numbers it starts from on a CPU."""
 
 from __future__ import annotations
 
@@ -96,12 +96,21 @@ def available_ram() -> int:
     return available
 
 
+def own_ram() -> int:
+    """Bytes this process has written to, as weights are; what is only mapped from files does not count."""
+    return _read_field("/proc/self/status", "RssAnon")
+
+
 def _mem_available() -> int:
-    with open("/proc/meminfo") as file:
+    return _read_field("/proc/meminfo", "MemAvailable")
+
+
+def _read_field(path: str, name: str) -> int:
+    with open(path) as file:
         for line in file:
-            if line.startswith("MemAvailable:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")
+    raise OSError(f"{path} has no {name}")
 
 
 def _read_int(path: str) -> int | None:

@@ -108,7 +108,7 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
 
 def _load_model(spec: ChildSpec, token_bytes: TokenBytes) -> Device:
     """Weights first, then the pool: as large as what is left allows."""
-    from srt.executor.device import free_memory, resolve_device, resolve_dtype
+    from srt.executor.device import free_memory, held_memory, resolve_device, resolve_dtype
     from srt.executor.memory_plan import plan_memory
     from srt.executor.model_runner import ModelRunner
     from srt.executor.weights import iterate_weights
@@ -121,12 +121,12 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes) -> Device:
     files = ModelFiles(
         spec.title, Path(spec.folder), Path(spec.tokenizer_folder), spec.weights, gguf_path, model_config
     )
-    free_before = free_memory(device)
+    free_before, held_before = free_memory(device), held_memory(device)
     weights = iterate_weights(files, dtype, seed=config.random_seed or 0, progress=spec.rank == 0)
     model = load_model(model_config, weights, dtype, device, context_length=config.context_length)
     plan = plan_memory(
         free_before=free_before,
-        free_after=free_memory(device),
+        free_after=free_before - (held_memory(device) - held_before),
         fraction=config.mem_fraction_static,
         bytes_per_token=model_config.kv_elements_per_token * dtype.itemsize,
         page_size=config.page_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srt.executor.memory_plan import available_ram, plan_memory
+from srt.executor.memory_plan import available_ram, own_ram, plan_memory
 from srt.model_config import ModelError
 
 GIB = 2**30
@@ -59,3 +59,10 @@ def test_available_ram_is_below_what_the_machine_has():
     from srt.hardware import total_memory
 
     assert 0 < available_ram() <= total_memory()
+
+
+def test_own_ram_grows_by_what_is_written_to():
+    before = own_ram()
+    block = bytearray(b"\1") * (64 << 20)
+    assert 60 << 20 < own_ram() - before < 80 << 20
+    del block
