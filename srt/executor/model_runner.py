@@ -70,7 +70,7 @@ class ModelRunner:
             dtype=torch.float16 if device.type == "cpu" and kv_dtype == torch.bfloat16 else kv_dtype,
             device=device,
         )
-        self._attention = TorchNativeBackend(self._cache, num_kv_heads, num_heads)
+        self._attention = TorchNativeBackend(self._cache, num_heads)
         self._sampling = SamplingTable(num_rows)
         self._sampler = Sampler(self._sampling, min(num_tokens_vocab, config.vocab_size), device)
         self._queue: deque[Launched] = deque()

@@ -3,9 +3,14 @@
 The same numbers come out in any batch, in any order and on every rank, so a request with a seed can be repeated.
 
 The hash. A row's 64-bit key is SplitMix64 (Steele, Lea and Flood 2014) at `seed` advanced by `position + 1` steps. A
-token's 32 bits are Chris Wellons' "lowbias32" mixer of `token · 0x9E3779B9 + low half`, with the high half xored in
-between its two multiplications, all modulo 2³². The lower 31 bits u give v = (u + ½) / 2³¹ in (0, 1), and the noise is
-standard Gumbel: -log(-log(1 - v)). Small v, which is accurate in float32, gives the large noise that decides.
+token's word is mixed like Chris Wellons' "lowbias32", in signed 32-bit integers that overflow and arithmetic shifts:
+
+    x = token · 0x9E3779B9 + key's low half;  x ^= x >> 16;  x *= 0x7FEB352D;  x ^= key's high half;
+    x ^= x >> 15;  x *= 0x846CA68B;  x ^= x >> 16
+
+The last line clears the sign, so x is a 31-bit integer, and v = x · 2⁻³¹(1 - 2⁻²³) + 2⁻³³ lies in (0, 1).
+-log(1 - v) is a standard exponential variate, and minus its logarithm a Gumbel variate. Small v, which is accurate in
+float32, gives the large noise that decides.
 
 Shapes: S sampled rows, V vocabulary.
 """
@@ -15,8 +20,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-GOLDEN = 0x9E3779B9
-LARGEST_V = 1 - 2.0**-24  # the largest float32 below 1
+SCALE = 2.0**-31 * (1 - 2.0**-23)
 
 
 def row_keys(seeds_S: np.ndarray, positions_S: np.ndarray) -> np.ndarray:
@@ -30,23 +34,29 @@ def row_keys(seeds_S: np.ndarray, positions_S: np.ndarray) -> np.ndarray:
 
 
 def signed(word: int) -> int:
-    """The int32 with the same bits: torch multiplies int32 modulo 2³²."""
+    """The int32 with the same bits."""
     return word - 2**32 if word >= 2**31 else word
 
 
-class GumbelNoise:
+class Noise:
     def __init__(self, num_tokens: int, device: torch.device):
-        self._spread_V = torch.arange(num_tokens, dtype=torch.int32, device=device) * signed(GOLDEN)
+        self._spread_V = torch.arange(num_tokens, dtype=torch.int32, device=device) * signed(0x9E3779B9)
+        # A row after the other through buffers that stay in the cache: fresh memory costs more than the arithmetic.
+        self._word_V = torch.empty_like(self._spread_V)
+        self._shifted_V = torch.empty_like(self._spread_V)
+        self._noise_V = torch.empty(num_tokens, dtype=torch.float32, device=device)
 
-    def __call__(self, keys_S2: torch.Tensor) -> torch.Tensor:
-        """float32 [S, V] for the keys of `row_keys`."""
-        x_SV = self._spread_V + keys_S2[:, :1]
-        x_SV ^= (x_SV >> 16) & 0xFFFF
-        x_SV *= signed(0x7FEB352D)
-        x_SV ^= keys_S2[:, 1:]
-        x_SV ^= (x_SV >> 15) & 0x1FFFF
-        x_SV *= signed(0x846CA68B)
-        x_SV ^= (x_SV >> 16) & 0xFFFF
-        x_SV &= 0x7FFFFFFF
-        v_SV = x_SV.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=LARGEST_V)
-        return v_SV.neg_().log1p_().neg_().log_().neg_()
+    def negative_gumbel(self, key_2: np.ndarray, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [V], or of the given tokens alone: subtract it from logits. Valid until the next call."""
+        low, high = int(key_2[0]), int(key_2[1])
+        spread = self._spread_V if ids is None else self._spread_V[ids]
+        x, shifted, noise = (buffer[: len(spread)] for buffer in (self._word_V, self._shifted_V, self._noise_V))
+        torch.add(spread, low, out=x)
+        torch.bitwise_right_shift(x, 16, out=shifted)
+        x.bitwise_xor_(shifted).mul_(signed(0x7FEB352D)).bitwise_xor_(high)
+        torch.bitwise_right_shift(x, 15, out=shifted)
+        x.bitwise_xor_(shifted).mul_(signed(0x846CA68B))
+        torch.bitwise_right_shift(x, 16, out=shifted)
+        x.bitwise_xor_(shifted)
+        noise.copy_(x)
+        return noise.mul_(-SCALE).sub_(2.0**-33).log1p_().neg_().log_()

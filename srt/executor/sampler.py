@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from srt.executor.noise import GumbelNoise, row_keys
+from srt.executor.noise import Noise, row_keys
 from srt.executor.sampling_table import SamplingRows, SamplingTable
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, TokenMasks
 
-FIRST_CANDIDATES = 256
-"""How many of the likeliest tokens top-p looks at before it sorts them all."""
+DEPTH = 12.0
+"""Filters first look at tokens this far below the likeliest in logit/T, and at all of them where that is not enough."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sampler:
         self._table = table
         self._num_tokens = num_tokens_vocab
         self._device = device
-        self._noise = GumbelNoise(num_tokens_vocab, device)
+        self._noise = Noise(num_tokens_vocab, device)
 
     def __call__(
         self, logits_SV: torch.Tensor, plan: ScheduleBatch, tokens_RP: torch.Tensor, masks: TokenMasks | None
@@ -47,19 +47,28 @@ class Sampler:
         positions_S = (plan.start + plan.length)[plan.samples].astype(np.int64)
         wanted = self._table.take(rows_S)
         logits_SV = logits_SV[:, : self._num_tokens].float()
-        with_logprobs = bool((wanted.logprobs >= 0).any())
-        logprobs_SV = logits_SV.log_softmax(-1) if with_logprobs else None
+        with_logprobs = torch.from_numpy(np.flatnonzero(wanted.logprobs >= 0)).to(self._device)
+        logprobs_LV = logits_SV[with_logprobs].log_softmax(-1) if len(with_logprobs) else None
 
         self._edit(logits_SV, rows_S, positions_S, wanted, tokens_RP)
         if masks is not None:
             self._forbid(logits_SV, plan, masks)
         tokens_S = self._choose(logits_SV, positions_S, wanted)
 
-        if logprobs_SV is None:
+        if logprobs_LV is None:
             return Sampled(tokens_S)
-        chosen_S = logprobs_SV.gather(1, tokens_S[:, None])[:, 0]
-        top_logprobs_SK, top_ids_SK = logprobs_SV.topk(min(int(wanted.logprobs.max()), self._num_tokens))
-        return Sampled(tokens_S, chosen_S, top_ids_SK, top_logprobs_SK)
+        count = min(int(wanted.logprobs.max()), self._num_tokens)
+        top_logprobs_LK, top_ids_LK = logprobs_LV.topk(count)
+        sampled = Sampled(
+            tokens_S,
+            torch.zeros(len(tokens_S), device=self._device),
+            torch.zeros((len(tokens_S), count), dtype=torch.int64, device=self._device),
+            torch.zeros((len(tokens_S), count), device=self._device),
+        )
+        sampled.logprobs_S[with_logprobs] = logprobs_LV.gather(1, tokens_S[with_logprobs, None])[:, 0]
+        sampled.top_ids_SK[with_logprobs] = top_ids_LK
+        sampled.top_logprobs_SK[with_logprobs] = top_logprobs_LK
+        return sampled
 
     def _edit(
         self,
@@ -96,24 +105,22 @@ class Sampler:
         drawn = np.flatnonzero(wanted.temperature > 0)
         if len(drawn) == 0:
             return logits_SV.argmax(-1)
-        if len(drawn) == len(logits_SV):
-            return self._draw(logits_SV, positions_S, wanted)
-        tokens_S = logits_SV.argmax(-1)
-        drawn_ = torch.from_numpy(drawn).to(self._device)
-        tokens_S[drawn_] = self._draw(logits_SV[drawn_], positions_S[drawn], wanted.take(drawn))
+        tokens_S = torch.empty(len(logits_SV), dtype=torch.int64, device=self._device)
+        if len(drawn) < len(logits_SV):
+            greedy = torch.from_numpy(np.flatnonzero(wanted.temperature <= 0)).to(self._device)
+            tokens_S[greedy] = logits_SV[greedy].argmax(-1)
+        keys_S2 = row_keys(wanted.seed, positions_S)
+        for index in drawn:
+            scaled_V = logits_SV[index].div_(float(wanted.temperature[index]))
+            if wanted.filtered[index]:
+                kept = kept_tokens(
+                    scaled_V, int(wanted.top_k[index]), float(wanted.top_p[index]), float(wanted.min_p[index])
+                )
+                scores = scaled_V[kept].sub_(self._noise.negative_gumbel(keys_S2[index], kept))
+                tokens_S[index] = kept[scores.argmax()]
+            else:
+                tokens_S[index] = scaled_V.sub_(self._noise.negative_gumbel(keys_S2[index])).argmax()
         return tokens_S
-
-    def _draw(self, logits_SV: torch.Tensor, positions_S: np.ndarray, wanted: SamplingRows) -> torch.Tensor:
-        """All S rows have a temperature above 0."""
-        scaled_SV = logits_SV / torch.from_numpy(wanted.temperature).to(self._device)[:, None]
-        filtered = np.flatnonzero(wanted.filtered)
-        if len(filtered):
-            filtered_ = torch.from_numpy(filtered).to(self._device)
-            kept_SV = scaled_SV[filtered_]
-            kept_SV.masked_fill_(kept_SV < least_kept(kept_SV, wanted.take(filtered))[:, None], -math.inf)
-            scaled_SV[filtered_] = kept_SV
-        keys_S2 = torch.from_numpy(row_keys(wanted.seed, positions_S)).to(self._device)
-        return scaled_SV.add_(self._noise(keys_S2)).argmax(-1)
 
 
 def penalise(logits_V: torch.Tensor, tokens: torch.Tensor, opened: OpenedRow) -> None:
@@ -128,38 +135,34 @@ def penalise(logits_V: torch.Tensor, tokens: torch.Tensor, opened: OpenedRow) ->
         logits_V[ids] -= counts * wanted.frequency_penalty + wanted.presence_penalty
 
 
-def least_kept(scaled_SV: torch.Tensor, wanted: SamplingRows) -> torch.Tensor:
-    """The smallest logit/T that top-k, then top-p, then min-p keep, [S].
+def kept_tokens(scaled_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Ids, ascending, of the tokens that top-k, then top-p, then min-p keep of the logits/T of one row.
 
     top_p keeps the fewest likeliest tokens whose probability, renormalised over what top_k kept, reaches it; min_p
     keeps what is at least min_p times as likely as the likeliest.
     """
-    num_tokens = scaled_SV.shape[1]
-    device = scaled_SV.device
-    # How many candidates are looked at may depend on other rows; what a row keeps does not.
-    top_k_S = np.where(wanted.top_k > 0, np.minimum(wanted.top_k, num_tokens), num_tokens)
-    limited = top_k_S < num_tokens
-    count = min(max(int(top_k_S[limited].max(initial=0)), FIRST_CANDIDATES), num_tokens)
-    while True:
-        sorted_SK = scaled_SV.topk(count).values
-        weight_SK = (sorted_SK - sorted_SK[:, :1]).exp_().double()
-        reached_SK = weight_SK.cumsum(-1)
-        last_S = torch.from_numpy(np.minimum(top_k_S, count) - 1).to(device)
-        # The total of a row without top_k is over all tokens; softmax sums each row by itself, in one fixed order.
-        of_top_k_S = reached_SK.gather(1, last_S[:, None])[:, 0]
-        of_all_S = 1 / scaled_SV.softmax(-1).amax(-1).double()
-        limited_S = torch.from_numpy(limited).to(device)
-        goal_S = torch.where(limited_S, of_top_k_S, of_all_S) * torch.from_numpy(wanted.top_p).to(device)
-        # Tokens before which the goal was not yet reached; rounding may keep even the last sum below a goal of 1.
-        num_kept_S = 1 + (reached_SK < goal_S[:, None]).sum(-1)
-        open_ended = ~limited & (wanted.top_p < 1)
-        if count == num_tokens or not bool((num_kept_S.cpu().numpy()[open_ended] > count).any()):
-            break
-        count = num_tokens
-    num_kept_S = torch.minimum(num_kept_S, last_S + 1)
-    least_S = sorted_SK.gather(1, num_kept_S[:, None] - 1)[:, 0]
-    unfiltered_S = torch.from_numpy(~limited & (wanted.top_p >= 1)).to(device)
-    least_S = least_S.masked_fill(unfiltered_S, -math.inf)
-    with np.errstate(divide="ignore"):
-        min_p_S = torch.from_numpy(np.log(wanted.min_p)).to(device)
-    return torch.maximum(least_S, sorted_SK[:, 0] + min_p_S)
+    best = float(scaled_V.max())
+    total = float((scaled_V - best).exp_().sum()) if top_p < 1 and top_k == 0 else 0.0
+    kept = (scaled_V >= best - DEPTH).nonzero()[:, 0]
+    values = scaled_V[kept].cpu().numpy().astype(np.float64)
+    if top_k > 0:
+        decided = top_k <= len(values)
+    elif top_p < 1:
+        decided = np.exp(values - best).sum() >= top_p * total
+    else:
+        decided = math.log(min_p) >= -DEPTH
+    if not decided:
+        kept = (scaled_V > -math.inf).nonzero()[:, 0]
+        values = scaled_V[kept].cpu().numpy().astype(np.float64)
+
+    least = best + math.log(min_p) if min_p > 0 else -math.inf
+    descending = np.sort(values)[::-1]
+    if 0 < top_k < len(descending):
+        descending = descending[:top_k]
+        least = max(least, descending[-1])
+    if top_p < 1:
+        reached = np.cumsum(np.exp(descending - best))
+        goal = top_p * (total if top_k == 0 else reached[-1])
+        # Rounding may leave even the last sum below the goal.
+        least = max(least, descending[min(int(np.searchsorted(reached, goal)), len(descending) - 1)])
+    return kept[torch.from_numpy(values >= least).to(kept.device)]

@@ -45,7 +45,7 @@ def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype:
     q_NHC = torch.randn((num_tokens, HEADS, DIM), generator=generator)
     kv_NSC = torch.randn((num_tokens, 2 * KV_HEADS, DIM), generator=generator)
     batch = ForwardBatch.build(plan, tables)
-    ours = TorchNativeBackend(cache, KV_HEADS, HEADS).plan(batch)(0, q_NHC, kv_NSC)
+    ours = TorchNativeBackend(cache, HEADS).plan(batch)(0, q_NHC, kv_NSC)
 
     expected, first = torch.zeros_like(ours, dtype=torch.float64), 0
     for row, (start_, length_) in enumerate(rows):

@@ -26,15 +26,14 @@ LEAST_SHARED = 64
 
 
 class TorchNativeBackend:
-    def __init__(self, cache: KVCache, num_kv_heads: int, num_heads: int):
+    def __init__(self, cache: KVCache, num_heads: int):
         self._cache = cache
-        self._num_kv_heads = num_kv_heads
         self._num_heads = num_heads
 
     def plan(self, batch: ForwardBatch) -> Attend:
         plan, num_decode = batch.plan, batch.num_decode
         groups = [
-            DecodeGroup.build(batch, rows, self._num_kv_heads, self._num_heads)
+            DecodeGroup.build(batch, rows, self._num_heads, self._cache.layer(0))
             for rows in groups_of_similar_length(plan.start[:num_decode] + 1)
         ]
         ends = np.cumsum(plan.length)
@@ -87,13 +86,19 @@ class DecodeGroup:
 
     tokens: torch.Tensor
     shared_P: torch.Tensor | None  # slots of the first positions if all rows have the same
-    slots_RL: torch.Tensor  # the others'
-    bias_R1L: torch.Tensor | None  # -inf behind a row's end; None where all rows are equally long
+    slots_N: torch.Tensor  # the others' slots, row after row, each row padded to L
+    bias_X1L: torch.Tensor | None  # -inf behind a row's end; None where all rows are equally long
     value_rows: torch.Tensor  # [R H L], rows of the pool seen as [T S, C]
     bags: torch.Tensor  # [R H], where in `value_rows` each query's begin
+    # Every layer gathers its keys here: fresh memory costs as much as the copy.
+    gathered_NGC: torch.Tensor
+    gathered_RGLC: torch.Tensor  # the same, seen head by head
+    k_RGLC: torch.Tensor
+    k_XCL: torch.Tensor  # the same, seen transposed
 
     @classmethod
-    def build(cls, batch: ForwardBatch, rows: np.ndarray, num_kv_heads: int, num_heads: int) -> DecodeGroup:
+    def build(cls, batch: ForwardBatch, rows: np.ndarray, num_heads: int, cached_TSC: torch.Tensor) -> DecodeGroup:
+        num_kv_heads, head_dim = cached_TSC.shape[1] // 2, cached_TSC.shape[2]
         lengths_R = torch.from_numpy(batch.plan.start[rows].astype(np.int64) + 1)
         # Behind a row's end the table holds slots of earlier tenants: harmless to read, and masked.
         table_rows = torch.from_numpy(batch.plan.row[rows].astype(np.int64))
@@ -104,19 +109,32 @@ class DecodeGroup:
             shared_P, slots_RL = slots_RL[0, :num_shared], slots_RL[:, num_shared:].contiguous()
             lengths_R = lengths_R - num_shared
         longest = slots_RL.shape[1]
-        bias_R1L = None
+        bias_X1L = None
         if int(lengths_R.min()) < longest:
             beyond_RL = torch.arange(longest) >= lengths_R[:, None]
-            bias_R1L = torch.zeros(beyond_RL.shape).masked_fill_(beyond_RL, -math.inf)[:, None, :]
+            bias_RL = torch.zeros(beyond_RL.shape).masked_fill_(beyond_RL, -math.inf)
+            bias_X1L = bias_RL.repeat_interleave(num_kv_heads, dim=0)[:, None, :]
         value_heads = num_kv_heads + torch.arange(num_heads) // (num_heads // num_kv_heads)
         value_rows = slots_RL[:, None, :] * (2 * num_kv_heads) + value_heads[:, None]
         bags = torch.arange(len(rows) * num_heads) * longest
         tokens = torch.from_numpy(rows.astype(np.int64))
-        return cls(tokens, shared_P, slots_RL, bias_R1L, value_rows.view(-1), bags)
+        gathered_NGC = torch.empty((len(rows) * longest, num_kv_heads, head_dim), dtype=cached_TSC.dtype)
+        k_RGLC = torch.empty((len(rows), num_kv_heads, longest, head_dim))
+        return cls(
+            tokens=tokens,
+            shared_P=shared_P,
+            slots_N=slots_RL.view(-1),
+            bias_X1L=bias_X1L,
+            value_rows=value_rows.view(-1),
+            bags=bags,
+            gathered_NGC=gathered_NGC,
+            gathered_RGLC=gathered_NGC.view(len(rows), longest, num_kv_heads, head_dim).transpose(1, 2),
+            k_RGLC=k_RGLC,
+            k_XCL=k_RGLC.view(-1, longest, head_dim).transpose(1, 2),
+        )
 
     def attend(self, q_RHC: torch.Tensor, kv_RSC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
         num_rows, num_heads, head_dim = q_RHC.shape
-        q_RHC = q_RHC * head_dim**-0.5
         score_RHL = self._scores(q_RHC, cached_TSC)
         if self.shared_P is None:
             return self._values(score_RHL.softmax(-1), cached_TSC, q_RHC.dtype)
@@ -124,8 +142,9 @@ class DecodeGroup:
         k_GPC, v_GPC = kv_SPC.chunk(2)
         num_shared, num_kv_heads = k_GPC.shape[1], k_GPC.shape[0]
         # All rows' queries of a head make one matrix, so the shared keys and values are read once.
-        q_GXC = q_RHC.view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
-        score_GRQP = torch.bmm(q_GXC, k_GPC.transpose(1, 2)).view(num_kv_heads, num_rows, -1, num_shared)
+        q_GXC = q_RHC.reshape(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
+        score_GXP = torch.bmm(q_GXC, k_GPC.transpose(1, 2)).mul_(head_dim**-0.5)
+        score_GRQP = score_GXP.view(num_kv_heads, num_rows, -1, num_shared)
         shared_RHP = score_GRQP.transpose(0, 1).reshape(num_rows, num_heads, num_shared)
         weight_RHL = torch.cat((shared_RHP, score_RHL), dim=-1).softmax(-1)
         weight_RGQP = weight_RHL[..., :num_shared].view(num_rows, num_kv_heads, -1, num_shared)
@@ -136,15 +155,15 @@ class DecodeGroup:
 
     def _scores(self, q_RHC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
         num_rows, num_heads, head_dim = q_RHC.shape
-        longest, num_kv_heads = self.slots_RL.shape[1], cached_TSC.shape[1] // 2
-        gathered = cached_TSC[:, :num_kv_heads].index_select(0, self.slots_RL.view(-1))
-        k_RGLC = torch.empty((num_rows, num_kv_heads, longest, head_dim), dtype=q_RHC.dtype)
-        k_RGLC.copy_(gathered.view(num_rows, longest, num_kv_heads, head_dim).transpose(1, 2))
+        torch.index_select(cached_TSC[:, : self.k_RGLC.shape[1]], 0, self.slots_N, out=self.gathered_NGC)
+        self.k_RGLC.copy_(self.gathered_RGLC)
         # The query heads that share a key head stand together, so that keys are never repeated.
-        q_XQC = q_RHC.view(num_rows * num_kv_heads, -1, head_dim)
-        score_XQL = torch.bmm(q_XQC, k_RGLC.view(-1, longest, head_dim).transpose(1, 2))
-        score_RHL = score_XQL.view(num_rows, num_heads, longest)
-        return score_RHL if self.bias_R1L is None else score_RHL.add_(self.bias_R1L)
+        q_XQC = q_RHC.reshape(len(self.k_XCL), -1, head_dim)
+        if self.bias_X1L is None:
+            score_XQL = torch.bmm(q_XQC, self.k_XCL).mul_(head_dim**-0.5)
+        else:
+            score_XQL = torch.baddbmm(self.bias_X1L, q_XQC, self.k_XCL, alpha=head_dim**-0.5)
+        return score_XQL.view(num_rows, num_heads, -1)
 
     def _values(self, weight_RHL: torch.Tensor, cached_TSC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         num_rows, num_heads, _ = weight_RHL.shape
