@@ -98,9 +98,10 @@ class Words:
                 if bos is None:
                     raise RequestError("The prompt is empty, and this model has no token to start a text with.")
                 ids = [bos]
-            if self.tokenizer.vocab_size > self.vocab_size and max(ids) >= self.vocab_size:
+            packed = array("i", ids).tobytes()
+            if self.tokenizer.vocab_size > self.vocab_size and np.frombuffer(packed, np.int32).max() >= self.vocab_size:
                 raise RequestError("The prompt has a token that the tokenizer knows but the model does not.")
-            prompts.append(array("i", ids).tobytes())
+            prompts.append(packed)
         return prompts
 
 

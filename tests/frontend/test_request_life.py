@@ -272,8 +272,8 @@ def test_many_streams_at_once(server, threads):
 
 
 def test_a_big_prompt_delays_nobody(tmp_path):
-    with Server(tmp_path, context_length=200_000, pool_tokens=200_000) as server:
-        big = {"messages": [{"role": "user", "content": "lorem ipsum " * 400_000}], "max_tokens": 1}
+    with Server(tmp_path, context_length=50_000, pool_tokens=50_000) as server:
+        big = {"messages": [{"role": "user", "content": "lorem ipsum " * 100_000}], "max_tokens": 1}
         thread = threading.Thread(target=lambda: answers.append(server.post(CHAT, big, timeout=60)))
         answers, slowest = [], 0.0
         thread.start()
