@@ -156,13 +156,18 @@ def _token_ids(config: dict[str, Any], key: str) -> list[int]:
 
 
 def _rope(config: dict[str, Any], trained_context: int) -> tuple[float, RopeScaling]:
-    """Reads `rope_parameters` (theta and scaling in one object) or the older `rope_theta` beside `rope_scaling`."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise ModelError(f"config.json: rope_scaling must be an object, not {scaling!r}")
+    """Reads `rope_parameters` (theta and scaling in one object) or the older `rope_theta` beside `rope_scaling`.
+
+    Where a config has both, somebody has added `rope_scaling` to stretch the context: it decides, as in transformers.
+    """
+    parameters = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or parameters
+    for given in (parameters, scaling):
+        if not isinstance(given, dict):
+            raise ModelError(f"config.json: rope_scaling must be an object, not {given!r}")
     if any(isinstance(value, dict) for value in scaling.values()):
         raise ModelError("config.json: rope parameters of their own for kinds of layers are not supported")
-    theta = _positive_float({**config, **scaling}, "rope_theta", 10000.0)
+    theta = _positive_float({**config, **parameters, **scaling}, "rope_theta", 10000.0)
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         raise ModelError(
