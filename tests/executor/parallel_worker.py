@@ -1,38 +1,49 @@
-"""One rank of `test_parallel.py`: holds a shard, computes every position's logits and saves them."""
+"""One rank of `test_parallel.py`: for each case, holds a shard, generates for two rows and saves the logits it saw."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from step_driver import StepDriver
-from tiny_models import VOCAB, hf_model, our_config
 
 from srt.executor.model_runner import ModelRunner
 from srt.messages import SamplingParams
+from srt.model_config import ModelConfig, RopeScaling
 from srt.models.loader import load_model
 from srt.parallel import ParallelContext
 
 
-def main(family: str, tied: bool, rank: int, size: int, folder: str) -> None:
+def main(folder: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
-    parallel = ParallelContext(rank, size, dist.group.WORLD)
-    model = hf_model(family, tied=tied)
-    config, device = our_config(model), torch.device("cpu")
-    ours = load_model(config, model.state_dict().items(), torch.float32, device, parallel=parallel)
+    for path in sorted(folder.glob("*.json")):
+        fields = json.loads(path.read_text())
+        fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
+        weights = torch.load(path.with_suffix(".weights"))
+        result = generate(ModelConfig(**fields), weights, ParallelContext(rank, size, dist.group.WORLD))
+        torch.save(result, path.with_suffix(f".rank{rank}"))
+    dist.destroy_process_group()
+
+
+def generate(config: ModelConfig, weights: dict[str, torch.Tensor], parallel: ParallelContext) -> dict[str, object]:
+    device = torch.device("cpu")
+    model = load_model(config, weights.items(), torch.float32, device, parallel=parallel)
     logits: list[torch.Tensor] = []
-    head = ours.logits
-    ours.logits = lambda x: logits.append(head(x).clone()) or logits[-1].clone()
+    head = model.logits
+    model.logits = lambda x: logits.append(head(x).clone()) or logits[-1].clone()
     runner = ModelRunner(
-        ours,
+        model,
         config,
         num_rows=2,
         context_length=64,
         pool_tokens=128,
         page_size=1,
-        num_tokens_vocab=VOCAB,
+        num_tokens_vocab=config.vocab_size,
         kv_dtype=torch.float32,
         device=device,
         parallel=parallel,
@@ -41,9 +52,13 @@ def main(family: str, tied: bool, rank: int, size: int, folder: str) -> None:
     greedy = SamplingParams(max_new_tokens=9, temperature=0.0)
     tenants = [driver.tenant(row, list(range(3 + row, 20 + row)), greedy) for row in range(2)]
     driver.generate(tenants, 6, chunk=7)
-    torch.save({"logits": torch.cat(logits), "tokens": [t.tokens for t in tenants]}, f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
+    return {"logits": torch.cat(logits), "tokens": [tenant.tokens for tenant in tenants]}
+
+
+def save_case(folder: Path, name: str, config: ModelConfig, weights: dict[str, torch.Tensor]) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
+    torch.save(weights, folder / f"{name}.weights")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "tied", int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
