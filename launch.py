@@ -122,16 +122,21 @@ async def serve(
     """Runs the house until a signal (exit code 0) or until one of its processes dies or fails to start (1)."""
     from srt.frontend import app
 
+    frontend: app.Frontend | None = None
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if frontend is not None:
+            frontend.drain()  # here and now: the next request must find the door closed
+        stop.set()
+
     for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
+        asyncio.get_running_loop().add_signal_handler(signum, on_signal)
     folder = tempfile.mkdtemp(prefix="lockstep-")
     endpoints = Endpoints(folder)
     board = Board.create(endpoints.board, config.tp_size)
     _log_configuration(config)
     children: list[Child] = []
-    frontend: app.Frontend | None = None
     try:
         for title, door in (("detokenizer", DETOKENIZER_DOOR), ("scheduler 0", scheduler_door)):
             children.append(await Child.start(door, _child_spec(title, config, endpoints, files)))
@@ -147,7 +152,6 @@ async def serve(
         if obituary is None:
             log.info("stopping: no new requests, up to %.0f s for those that run", DRAIN_SECONDS)
             stop.clear()
-            frontend.drain()
             ending = await _unless(stop, _first_of(frontend.drained(DRAIN_SECONDS), _first_death(children)))
             if not isinstance(ending, str):
                 if not ending:
