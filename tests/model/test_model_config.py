@@ -100,15 +100,6 @@ def test_biases():
         ({"rope_type": "default"}, 2048),
     ],
 )
-def test_rope_scaling_added_to_a_config_with_rope_parameters_decides():
-    both = {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 777.0},
-        "rope_scaling": {"type": "linear", "factor": 2.0},
-    }
-    found = ModelConfig.from_hf({**LLAMA, **both})
-    assert (found.rope_scaling.rope_type, found.rope_scaling.factor, found.rope_theta) == ("linear", 2.0, 777.0)
-
-
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_scaling_and_the_context_it_gives(scaling, context, key):
     value = {**scaling, "rope_theta": 777.0} if key == "rope_parameters" else scaling
@@ -119,6 +110,15 @@ def test_scaling_and_the_context_it_gives(scaling, context, key):
     assert found.max_position_embeddings == context
     assert found.rope_scaling.original_max_position_embeddings == scaling.get("original_max_position_embeddings", 2048)
     assert found.rope_scaling.rope_type in ROPE_TYPES
+
+
+def test_rope_scaling_added_to_a_config_with_rope_parameters_decides():
+    both = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 777.0},
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    }
+    found = ModelConfig.from_hf({**LLAMA, **both})
+    assert (found.rope_scaling.rope_type, found.rope_scaling.factor, found.rope_theta) == ("linear", 2.0, 777.0)
 
 
 def test_details_of_yarn_are_kept():
