@@ -9,13 +9,10 @@ from srt.executor.memory_plan import available_ram, own_ram
 from srt.model_config import ModelConfig, ModelError
 
 
-def resolve_device(config: ServerConfig, rank: int = 0) -> torch.device:
-    kind = config.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.device_count() > rank else "cpu"
-    if kind == "cuda":
+def resolve_device(config: ServerConfig) -> torch.device:
+    if config.device == "cuda":
         raise ModelError("this version serves on the CPU only: pass --device cpu")
-    return torch.device(kind)
+    return torch.device("cpu")
 
 
 def resolve_dtype(config: ServerConfig, model_config: ModelConfig) -> torch.dtype:

@@ -46,7 +46,7 @@ class ForwardBatch:
         return cls(
             ids_N=tables.tokens_RP[rows, positions],
             positions_N=positions,
-            slots_N=tables.slots_RP[rows, positions],
+            slots_N=tables.slots_RP[rows, positions].long(),
             num_decode=plan.num_decode,
             plan=plan,
             tables=tables,

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from srt.model_config import ModelError
 
-DEFAULT_FRACTION = {"cpu": 0.3, "cuda": 0.88}
-"""A CPU's memory belongs to others too."""
-
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -60,7 +57,7 @@ def plan_memory(
     if pool_tokens < max(least_tokens, 1):
         needed = (-(-max(least_tokens, 1) // page_size) + 1) * page_bytes
         raise ModelError(
-            f"the KV cache needs at least {gib(needed)} beside {gib(free_before - free_after)} of weights, but "
+            f"the KV cache needs at least {gib(needed)} beside {gib(max(free_before - free_after, 0))} of weights, but "
             f"--mem-fraction-static {fraction:g} of {gib(free_before)} free memory leaves {gib(budget)}: raise "
             "--mem-fraction-static or serve a smaller model"
         )
@@ -68,7 +65,8 @@ def plan_memory(
         pool_tokens=pool_tokens,
         bytes_per_token=bytes_per_token,
         page_size=page_size,
-        weights=free_before - free_after,
+        # Others come and go meanwhile, so the difference may even be negative.
+        weights=max(free_before - free_after, 0),
         free_before=free_before,
         free_after=free_after,
         fraction=fraction,

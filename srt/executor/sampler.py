@@ -42,15 +42,17 @@ class Sampler:
     def __call__(
         self, logits_SV: torch.Tensor, plan: ScheduleBatch, tokens_RP: torch.Tensor, masks: TokenMasks | None
     ) -> Sampled:
-        """`logits_SV` may be changed; `tokens_RP` is the token table, read for penalties."""
+        """`logits_SV` has the padding too and may be changed; `tokens_RP` is the token table, read for penalties."""
         rows_S = plan.row[plan.samples]
         positions_S = (plan.start + plan.length)[plan.samples].astype(np.int64)
         wanted = self._table.take(rows_S)
-        logits_SV = logits_SV[:, : self._num_tokens].float()
+        padded_SV = logits_SV.float()
+        logits_SV = padded_SV[:, : self._num_tokens]
         with_logprobs = torch.from_numpy(np.flatnonzero(wanted.logprobs >= 0)).to(self._device)
         logprobs_LV = logits_SV[with_logprobs].log_softmax(-1) if len(with_logprobs) else None
 
-        self._edit(logits_SV, rows_S, positions_S, wanted, tokens_RP)
+        # A request may name any id that the model's vocabulary has.
+        self._edit(padded_SV, rows_S, positions_S, wanted, tokens_RP)
         if masks is not None:
             self._forbid(logits_SV, plan, masks)
         tokens_S = self._choose(logits_SV, positions_S, wanted)
@@ -92,7 +94,8 @@ class Sampler:
                     torch.tensor(values, dtype=torch.float32, device=self._device),
                 )
             if must_go_on_S[index]:
-                logits_V[torch.tensor(opened.stop_token_ids, device=self._device)] = -math.inf
+                stops = [token for token in opened.stop_token_ids if token < len(logits_V)]
+                logits_V[torch.tensor(stops, dtype=torch.int64, device=self._device)] = -math.inf
 
     def _forbid(self, logits_SV: torch.Tensor, plan: ScheduleBatch, masks: TokenMasks) -> None:
         sample_of_row = np.cumsum(plan.samples) - 1

@@ -50,14 +50,16 @@ def reference_distribution(
 ) -> np.ndarray:
     """Logits after all edits and filters, divided by T; -inf where a token cannot come."""
     x = logits.astype(np.float64).copy()
-    for token in set(tokens):
+    stop_token_ids = [token for token in stop_token_ids if token < len(x)]
+    for token in {token for token in tokens if token < len(x)}:
         if wanted.repetition_penalty != 1:
             x[token] = x[token] / wanted.repetition_penalty if x[token] > 0 else x[token] * wanted.repetition_penalty
     output = list(tokens[prompt_len:])
     for token in set(output):
         x[token] -= wanted.presence_penalty + wanted.frequency_penalty * output.count(token)
     for token, bias in wanted.logit_bias:
-        x[token] += bias
+        if token < len(x):
+            x[token] += bias
     if len(output) < wanted.min_new_tokens:
         x[list(stop_token_ids)] = -np.inf
     if allowed is not None:
@@ -120,10 +122,11 @@ def random_rows(count: int, vocab: int) -> list[tuple[SamplingParams, list[int],
             presence_penalty=float(rng.choice([0.0, 0.0, 0.7, -0.5])),
             frequency_penalty=float(rng.choice([0.0, 0.0, 0.4])),
             repetition_penalty=float(rng.choice([1.0, 1.0, 1.3, 0.8])),
-            logit_bias=() if index % 3 else ((3, 2.5), (7, -100.0), (vocab - 1, 1.25)),
+            logit_bias=() if index % 3 else ((3, 2.5), (7, -100.0), (vocab - 1, 1.25), (vocab + 2, 9.0)),
         )
         tokens = rng.integers(0, vocab, rng.integers(5, 60)).tolist()
-        rows.append((wanted, tokens, int(rng.integers(1, len(tokens))), (2, 11)))
+        tokens[0] = vocab + 1  # a prompt may hold ids of the padding, and so may biases and stop tokens
+        rows.append((wanted, tokens, int(rng.integers(1, len(tokens))), (2, 11, vocab + 4, 10**6)))
     return rows
 
 

@@ -114,9 +114,9 @@ class DecodeGroup:
             beyond_RL = torch.arange(longest) >= lengths_R[:, None]
             bias_RL = torch.zeros(beyond_RL.shape).masked_fill_(beyond_RL, -math.inf)
             bias_X1L = bias_RL.repeat_interleave(num_kv_heads, dim=0)[:, None, :]
-        value_heads = num_kv_heads + torch.arange(num_heads) // (num_heads // num_kv_heads)
+        value_heads = num_kv_heads + torch.arange(num_heads, dtype=torch.int32) // (num_heads // num_kv_heads)
         value_rows = slots_RL[:, None, :] * (2 * num_kv_heads) + value_heads[:, None]
-        bags = torch.arange(len(rows) * num_heads) * longest
+        bags = torch.arange(len(rows) * num_heads, dtype=torch.int32) * longest
         tokens = torch.from_numpy(rows.astype(np.int64))
         gathered_NGC = torch.empty((len(rows) * longest, num_kv_heads, head_dim), dtype=cached_TSC.dtype)
         k_RGLC = torch.empty((len(rows), num_kv_heads, longest, head_dim))
