@@ -134,7 +134,7 @@ def make_services(
         board=board,
         info=info,
         manager=TokenizerManager(config, limits, endpoints, board, metrics),
-        words=Words(tokenizer, template, model.vocab_size),
+        words=Words(tokenizer, template, model.vocab_size, model.eos_token_ids),
         texts=TokenTexts(tokenizer.token_bytes),
         metrics=metrics,
     )

@@ -218,10 +218,10 @@ class Management:
         if (text is None) == (body.messages is None):
             raise RequestError("Give one of `prompt` and `messages`.", param="prompt")
         if text is None:
-            packed = await services.words.encode_chat(
+            chat = await services.words.encode_chat(
                 template_messages(body.messages), add_generation_prompt=body.add_generation_prompt is not False
             )
-            ids = unpack_ids(packed).tolist()
+            ids = unpack_ids(chat.ids).tolist()
         else:
             add = body.add_special_tokens is not False
             ids = await services.words.in_thread(services.words.tokenizer.encode, text, add)

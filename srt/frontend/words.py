@@ -10,15 +10,16 @@ import re
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from srt.chat_template import ChatTemplate, TemplateError
+from srt.frontend.conversations import Conversations
 from srt.frontend.errors import RequestError
 from srt.frontend.protocol import decode
-from srt.messages import Ids
+from srt.messages import Ids, TextDelta, unpack_ids
 from srt.tokenization import Tokenizer
 
 SHORT_TEXT = 400  # characters, about 0.1 ms
@@ -29,12 +30,28 @@ _SHAPE = re.compile(rb"\s*(\[?)\s*([\"\[]?)")
 T = TypeVar("T")
 
 
+class ChatPrompt(NamedTuple):
+    text: str  # as rendered
+    ids: Ids
+    namespace: bytes
+
+
 class Words:
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
         """Prompt ids are taken below `vocab_size`, the number of the model's embeddings."""
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._template = template
+        self._eos_token_ids = frozenset(eos_token_ids)
+        table = tokenizer.token_bytes
+        specials = (index for index in eos_token_ids if index < len(table.table) and table.is_special[index])
+        self._conversations = Conversations([table.table[index].decode() for index in specials])
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="words")
 
     def close(self) -> None:
@@ -56,14 +73,28 @@ class Words:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         arguments: dict[str, Any] | None = None,
-    ) -> Ids:
+        namespace: bytes = b"",
+    ) -> ChatPrompt:
         """The prompt that the model's template makes of a chat. The template writes BOS itself where it is wanted."""
 
-        def render_and_encode() -> Ids:
+        def render_and_encode() -> ChatPrompt:
             text = self._render(messages, add_generation_prompt, continue_final_message, arguments or {})
-            return self._encode([text], False)[0]
+            ids, length = self._conversations.recall(namespace, text)
+            if not length:
+                ids = self._encode([text], False)[0]
+            elif length < len(text):
+                ids += self._pack(self.tokenizer.encode(text[length:], False))
+            return ChatPrompt(text, ids, namespace)
 
         return await self.in_thread(render_and_encode)
+
+    def was_said(self, prompt: ChatPrompt, answer: TextDelta) -> None:
+        """Keeps a finished answer's ids for the turns to come, if its text says all that they do."""
+        ids = unpack_ids(answer.ids)
+        if ids and ids[-1] in self._eos_token_ids:
+            ids.pop()
+        if self.tokenizer.decode(ids, skip_special_tokens=False) == answer.text:
+            self._conversations.remember(prompt.namespace, prompt.text, answer.text, prompt.ids + ids.tobytes())
 
     def _render(
         self,
@@ -98,11 +129,14 @@ class Words:
                 if bos is None:
                     raise RequestError("The prompt is empty, and this model has no token to start a text with.")
                 ids = [bos]
-            packed = array("i", ids).tobytes()
-            if self.tokenizer.vocab_size > self.vocab_size and np.frombuffer(packed, np.int32).max() >= self.vocab_size:
-                raise RequestError("The prompt has a token that the tokenizer knows but the model does not.")
-            prompts.append(packed)
+            prompts.append(self._pack(ids))
         return prompts
+
+    def _pack(self, ids: list[int]) -> Ids:
+        packed = array("i", ids).tobytes()
+        if self.tokenizer.vocab_size > self.vocab_size and np.frombuffer(packed, np.int32).max() >= self.vocab_size:
+            raise RequestError("The prompt has a token that the tokenizer knows but the model does not.")
+        return packed
 
 
 def prompt_texts_or_ids(raw: msgspec.Raw, param: str, vocab_size: int) -> tuple[list[str], list[Ids], bool]:

@@ -11,14 +11,15 @@ from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.errors import RequestError, unsupported
-from srt.frontend.generation import Collector, Generation, Prompt
+from srt.frontend.generation import Collector, Generation, Prompt, join
 from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.common import check_request, finish_fields, usage
 from srt.frontend.openai.messages import template_arguments, template_messages
 from srt.frontend.protocol import ChatRequest
+from srt.frontend.sampling import SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, json_response, new_id
 from srt.frontend.streaming import Stream
-from srt.frontend.words import namespace
+from srt.frontend.words import ChatPrompt, namespace
 from srt.messages import TextDelta, unpack_ids
 
 
@@ -33,8 +34,10 @@ class Chat:
         check_request(body, services)
         if body.tools and body.tool_choice != "none":
             raise unsupported("tools", "tool calling is not available on this server; `tool_choice` may be `none`")
-        prompt = await self._prompt(body, check_rid(body.rid or body.request_id) or new_id("chatcmpl-"))
-        form = ChatFormat(services, prompt.name, body)
+        name = check_rid(body.rid or body.request_id) or new_id("chatcmpl-")
+        spec, chat = self._sampling(body), await self._chat(body)
+        prompt = Prompt(name, chat.ids, spec, chat.namespace, check_priority(body.priority))
+        form = ChatFormat(services, chat, name, body)
         if body.stream:
             return await Stream(form).respond(request, services.manager, [prompt])
         collector = Collector([prompt])
@@ -42,42 +45,44 @@ class Chat:
             await collector.done
         return json_response(form.body(generations, collector.answers))
 
-    async def _prompt(self, body: ChatRequest, name: str) -> Prompt:
-        words = self._services.words
+    def _sampling(self, body: ChatRequest) -> SamplingSpec:
         top = sampling.check_top_logprobs(body.top_logprobs, "top_logprobs", sampling.MAX_TOP_LOGPROBS)
         if top and not body.logprobs:
             raise RequestError("`top_logprobs` goes with `logprobs`: true.", param="top_logprobs")
         max_tokens = (body.max_tokens, "max_tokens")
         if body.max_completion_tokens is not None:
             max_tokens = (body.max_completion_tokens, "max_completion_tokens")
-        spec = sampling.from_openai(
+        return sampling.from_openai(
             body,
-            vocab_size=words.vocab_size,
+            vocab_size=self._services.words.vocab_size,
             max_tokens=max_tokens,
             default_max_new_tokens=None,
             logprobs=top if body.logprobs else -1,
         )
+
+    async def _chat(self, body: ChatRequest) -> ChatPrompt:
         continue_final = bool(body.continue_final_message)
-        ids = await words.encode_chat(
+        return await self._services.words.encode_chat(
             template_messages(body.messages),
             add_generation_prompt=not continue_final
             if body.add_generation_prompt is None
             else body.add_generation_prompt,
             continue_final_message=continue_final,
             arguments=template_arguments(body),
+            namespace=namespace(body.cache_salt, body.extra_key),
         )
-        space = namespace(body.cache_salt, body.extra_key)
-        return Prompt(name, ids, spec, space, check_priority(body.priority))
 
 
 class ChatFormat:
-    def __init__(self, services: Services, name: str, body: ChatRequest) -> None:
+    def __init__(self, services: Services, chat: ChatPrompt, name: str, body: ChatRequest) -> None:
         options = body.stream_options
+        self._words = services.words
+        self._chat = chat
         self._include_usage = bool(options and options.include_usage)
         self._continuous_usage = bool(options and options.continuous_usage_stats)
         self._texts = services.texts
         self._eos = services.model.eos_token_ids
-        self._opened: set[int] = set()
+        self._said: dict[int, list[TextDelta]] = {}  # by index, of the choices that have begun
         self._base = {
             "id": name,
             "object": "chat.completion",
@@ -94,6 +99,7 @@ class ChatFormat:
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []
         for generation, answer in zip(generations, answers, strict=True):
+            self._words.was_said(self._chat, answer)
             logprobs = None
             if generation.logprobs >= 0:
                 logprobs = self._texts.chat(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids))
@@ -106,14 +112,17 @@ class ChatFormat:
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
         index = generation.index
-        if index in self._opened and delta.finish is None and delta.logprobs is None and not self._continuous_usage:
+        said = self._said.get(index)
+        if said is not None:
+            said.append(delta)
+        if said and delta.finish is None and delta.logprobs is None and not self._continuous_usage:
             if not delta.text:
                 return b""
             text = msgspec.json.encode(delta.text)
             return b'%b%d,"delta":{"content":%b%b' % (self._head, index, text, self._plain_rest)
         events = []
-        if index not in self._opened:
-            self._opened.add(index)
+        if said is None:
+            said = self._said[index] = [delta]
             events.append(self._event(generation, {"role": "assistant", "content": ""}))
         if delta.text or delta.logprobs is not None:
             logprobs = None
@@ -121,6 +130,7 @@ class ChatFormat:
                 logprobs = self._texts.chat(delta.logprobs, unpack_ids(delta.ids))
             events.append(self._event(generation, {"content": delta.text}, logprobs))
         if delta.finish is not None:
+            self._words.was_said(self._chat, join(said))
             events.append(self._event(generation, {}, finish=finish_fields(delta.finish, self._eos)))
         return b"".join(events)
 
