@@ -64,7 +64,10 @@ class SamplingTable:
             wanted.repetition_penalty != 1 or wanted.frequency_penalty != 0 or wanted.presence_penalty != 0
         )
         rows.biased[row] = len(wanted.logit_bias) > 0
-        rows.filtered[row] = wanted.temperature > 0 and (wanted.top_k > 0 or wanted.top_p < 1 or wanted.min_p > 0)
+        # What is stored decides: a top_p just below 1 and a min_p just above 0 may have been rounded to it.
+        rows.filtered[row] = rows.temperature[row] > 0 and (
+            rows.top_k[row] > 0 or rows.top_p[row] < 1 or rows.min_p[row] > 0
+        )
 
     def opened(self, row: int) -> OpenedRow:
         opened = self._opened[row]

@@ -248,6 +248,14 @@ def test_top_p_that_needs_more_than_the_first_candidates():
     assert len(set(tokens.tolist())) > 1000
 
 
+@pytest.mark.parametrize("filters", [{"top_p": 1 - 1e-14}, {"min_p": 5e-324}, {"top_p": 1 - 1e-14, "min_p": 5e-324}])
+def test_filters_too_weak_for_32_bits_remove_nothing(filters):
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(4))
+    plain = SamplingParams(max_new_tokens=1, seed=3)
+    weak = SamplingParams(max_new_tokens=1, seed=3, **filters)
+    assert (draws(logits, weak, 50, "seed") == draws(logits, plain, 50, "seed")).all()
+
+
 def test_two_seeds_differ():
     logits = torch.zeros(5000)
     first = draws(logits, SamplingParams(max_new_tokens=1, seed=1), 50, "position")
