@@ -24,7 +24,7 @@ def main(folder: Path, rank: int, size: int) -> None:
     for path in sorted(folder.glob("*.json")):
         fields = json.loads(path.read_text())
         fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
-        weights = torch.load(path.with_suffix(".weights"))
+        weights = torch.load(path.with_suffix(".weights"), weights_only=True)
         result = generate(ModelConfig(**fields), weights, ParallelContext(rank, size, dist.group.WORLD))
         torch.save(result, path.with_suffix(f".rank{rank}"))
     dist.destroy_process_group()

@@ -30,7 +30,7 @@ def test_two_ranks_compute_what_one_model_does(tmp_path):
     ranks = [subprocess.Popen([*command, str(rank), "2"], env=env) for rank in range(2)]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     for family, model in models.items():
-        first, second = (torch.load(tmp_path / f"{family}.rank{rank}") for rank in range(2))
+        first, second = (torch.load(tmp_path / f"{family}.rank{rank}", weights_only=True) for rank in range(2))
         assert torch.equal(first["logits"], second["logits"])
         assert first["tokens"] == second["tokens"]
         expected = []
