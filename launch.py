@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import logging
 import shutil
 import signal
@@ -73,9 +74,11 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(4096)
     except OSError as error:
         listener.close()
-        if isinstance(error, PermissionError):
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} in use on {host}; choose another with --port") from None
+        if error.errno == errno.EACCES:
             raise ConfigError(f"--port {port} may not be used by this user; try one above 1023") from None
-        raise ConfigError(f"port {port} in use on {host}; choose another with --port") from None
+        raise ConfigError(f"--host {host} is not an address of this machine: {error.strerror}") from None
     listener.setblocking(False)
     return listener
 
@@ -92,10 +95,11 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
     if config.context_length is not None and config.context_length > limit:
         raise ConfigError(f"--context-length {config.context_length} exceeds the model's {limit} positions")
     on_cpu = device == "cpu"
+    natural = "bfloat16" if model.dtype == "bfloat16" else "float16"  # of the two-byte types the one that loses less
     return dataclasses.replace(
         config,
         device=device,
-        dtype=config.dtype if config.dtype != "auto" else "bfloat16",
+        dtype=natural if config.dtype == "auto" else config.dtype,
         context_length=config.context_length or limit,
         mem_fraction_static=config.mem_fraction_static or (0.3 if on_cpu else 0.88),
         max_running_requests=config.max_running_requests or (64 if on_cpu else 256),
@@ -147,7 +151,8 @@ async def serve(
         limits = Limits(config.context_length, engine["pool_tokens"], config.page_size)
         log.info("memory: %s", engine["memory"]["summary"])
         frontend = await app.serve(config, files, limits, endpoints, board, engine, listener)
-        log.info("ready: http://%s:%d", config.host, config.port)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        log.info("ready: http://%s:%d", host, listener.getsockname()[1])
         obituary = await _unless(stop, _first_death(children))
         if obituary is None:
             log.info("stopping: no new requests, up to %.0f s for those that run", DRAIN_SECONDS)

@@ -42,6 +42,7 @@ def test_port_in_use() -> None:
         (("--context-length", "9000000"), ["--context-length", "8192"]),
         (("--tp-size", "2"), ["--tp-size 2"]),
         (("--host", "no.such.host.invalid"), ["--host", "no.such.host.invalid"]),
+        (("--host", "192.0.2.1"), ["--host", "192.0.2.1"]),
         (("--mem-fraction-static", "0.0001"), ["--mem-fraction-static"]),
         (("--chat-template", "/no/such/template.jinja"), ["/no/such/template.jinja"]),
     ],
