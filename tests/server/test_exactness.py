@@ -157,27 +157,17 @@ def test_shared_prefix(server: Server, reference: Reference, check: Any) -> None
     check(bodies)
 
 
-def test_pages_of_sixteen(reference: Reference, check: Any) -> None:
-    with running("--dtype", "float32", "--page-size", "16") as server:
+def test_pages_of_sixteen_without_overlap(reference: Reference, check: Any) -> None:
+    with running("--dtype", "float32", "--page-size", "16", "--disable-overlap-schedule") as server:
         check(ask_all(server, reference.prompts))
         bodies = ask_all(server, reference.prompts)
     assert cached_tokens(bodies) == [(len(prompt) - 1) // 16 * 16 for prompt in reference.prompts]
     check(bodies)
 
 
-def test_prompts_in_chunks_of_seven(reference: Reference, check: Any) -> None:
-    with running("--dtype", "float32", "--chunked-prefill-size", "7") as server:
-        check(ask_all(server, reference.prompts))
-
-
-def test_retraction(reference: Reference, check: Any) -> None:
-    with running("--dtype", "float32", "--max-total-tokens", "640") as server:
+def test_chunks_of_seven_and_retraction(reference: Reference, check: Any) -> None:
+    with running("--dtype", "float32", "--chunked-prefill-size", "7", "--max-total-tokens", "640") as server:
         bodies = ask_all(server, reference.prompts)
         server.wait_idle(1)
     assert sum(body["meta_info"]["num_retractions"] for body in bodies) > 0
     check(bodies)
-
-
-def test_without_overlap(reference: Reference, check: Any) -> None:
-    with running("--dtype", "float32", "--disable-overlap-schedule") as server:
-        check(ask_all(server, reference.prompts))
