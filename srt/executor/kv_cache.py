@@ -5,6 +5,9 @@ Shapes: T slots, G key/value heads of this rank, C head_dim, N tokens.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 
@@ -23,8 +26,7 @@ class KVCache:
         device: torch.device,
     ):
         shape = (num_layers, pool_tokens + page_size, 2 * num_kv_heads, head_dim)
-        # Zeros, because a masked position still multiplies its V by 0, and whatever malloc left there may be NaN.
-        self._kv_TSC = list(torch.zeros(shape, dtype=dtype, device=device))
+        self._kv_TSC = list(zeros(shape, dtype, device))
         self._num_kv_heads = num_kv_heads
 
     def store(self, layer: int, slots_N: torch.Tensor, kv_NSC: torch.Tensor) -> None:
@@ -40,3 +42,13 @@ class KVCache:
         """Views, each [T, G, C]."""
         keys_TGC, values_TGC = self._kv_TSC[layer].split(self._num_kv_heads, dim=1)
         return keys_TGC, values_TGC
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, because a masked position still multiplies its V by 0, and what lay in the memory before may be NaN.
+
+    On a CPU they take no room until they are used: numpy asks the system for memory that is zero, torch writes it.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
