@@ -21,6 +21,7 @@ class Prompt:
     spec: SamplingSpec
     namespace: bytes = b""
     priority: int = 0
+    batch: str | None = None  # what the client called all its prompts together, if this is one of several
 
     @property
     def num_tokens(self) -> int:
@@ -45,6 +46,11 @@ class Generation:
     @property
     def logprobs(self) -> int:
         return self.prompt.spec.logprobs
+
+    @property
+    def names(self) -> list[str]:
+        """Under which a client may abort it: its own, its prompt's and its batch's."""
+        return [name for name in dict.fromkeys((self.name, self.prompt.name, self.prompt.batch)) if name is not None]
 
 
 class Sink(Protocol):

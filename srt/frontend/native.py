@@ -69,22 +69,22 @@ class Native:
             raise unsupported("logprob_start_len", "log-probabilities of the prompt are not available on this server")
         salts = _per_prompt(body.cache_salt, count, "cache_salt")
         extras = _per_prompt(body.extra_key, count, "extra_key")
-        names = self._names(body.rid, count)
+        names, batch = self._names(body.rid, count)
         priority = check_priority(body.priority)
         prompts = []
         for i in range(count):
             top = sampling.check_top_logprobs(tops[i], "top_logprobs_num", sampling.MAX_NATIVE_TOP_LOGPROBS)
             spec = sampling.from_native(samplings[i], vocab_size=words.vocab_size, logprobs=top if wanted[i] else -1)
-            prompts.append(Prompt(names[i], ids[i], spec, namespace(salts[i], extras[i]), priority))
+            prompts.append(Prompt(names[i], ids[i], spec, namespace(salts[i], extras[i]), priority, batch))
         return prompts, as_list or len(prompts) > 1 or prompts[0].spec.n > 1
 
     @staticmethod
-    def _names(rid: str | list[str] | None, count: int) -> list[str]:
-        """One name for several prompts is told apart by a number."""
+    def _names(rid: str | list[str] | None, count: int) -> tuple[list[str], str | None]:
+        """The prompts' names, and the one for all of them, if so many have one: then a number tells them apart."""
         if isinstance(rid, list):
-            return [check_rid(one) or new_id("") for one in _per_prompt(rid, count, "rid")]
+            return [check_rid(one) or new_id("") for one in _per_prompt(rid, count, "rid")], None
         name = check_rid(rid) or new_id("")
-        return [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
+        return ([name], None) if count == 1 else ([f"{name}_{i}" for i in range(count)], name)
 
 
 def _per_prompt(value: T | list[T], count: int, param: str) -> list[T]:

@@ -108,7 +108,7 @@ class TokenizerManager:
             self._release(generations)
 
     def abort(self, name: str | None, message: str) -> None:
-        """`name` is a request's or one of its choices'; None aborts all. Their last deltas still come."""
+        """`name` is a request's, one of its prompts' or of its choices'; None aborts all. Last deltas still come."""
         generations = self._live.values() if name is None else self._names.get(name, ())
         for generation in list(generations):
             if generation.finish is None:
@@ -151,14 +151,12 @@ class TokenizerManager:
         for prompt, length in zip(prompts, lengths, strict=True):
             spec = prompt.spec
             seed = next(self._seeds) if spec.seed is None else spec.seed
-            family = self._names[prompt.name] = []
             for choice in range(spec.n):
                 name = prompt.name if spec.n == 1 else f"{prompt.name}_{choice}"
                 generation = Generation(next(self._rids), name, len(generations), prompt, sink, now)
                 generations.append(generation)
-                family.append(generation)
-                if spec.n > 1:
-                    self._names[name] = [generation]
+                for one in generation.names:
+                    self._names.setdefault(one, []).append(generation)
                 self._live[generation.rid] = generation
                 params = spec.params(length, seed, choice)
                 self._leader.send(NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority))
@@ -176,13 +174,14 @@ class TokenizerManager:
     def _check_names(self, prompts: Sequence[Prompt]) -> None:
         names = [prompt.name for prompt in prompts]
         names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
-        if len(set(names)) < len(names) or any(name in self._names for name in names):
+        batches = [prompt.batch for prompt in prompts if prompt.batch is not None]
+        if len(set(names)) < len(names) or any(name in self._names for name in names + batches):
             raise RequestError("A request with this `rid` is running already.", param="rid", code="duplicate_rid")
 
     def _release(self, generations: Sequence[Generation]) -> None:
         for generation in generations:
-            self._names.pop(generation.prompt.name, None)
-            self._names.pop(generation.name, None)
+            for name in generation.names:
+                self._names.pop(name, None)
             if self._live.pop(generation.rid, None) is not None:
                 self._leader.send(AbortRequest(generation.rid, "The client has left."))
                 self.metrics.aborted()

@@ -153,6 +153,23 @@ def test_abort_without_stream_is_an_answer(server, threads):
     assert [choice["finish_reason"] for choice in chat.result()["choices"]] == ["abort", "abort"]
 
 
+@pytest.mark.parametrize(
+    ("path", "prompts"), [(GENERATE, {"text": ["ab", "cd"]}), (COMPLETIONS, {"prompt": ["ab", "cd"]})]
+)
+def test_abort_of_a_batch(server, threads, path, prompts):
+    server.engine.step_s = 0.002
+    sampling = {"sampling_params": {"n": 2, "max_new_tokens": 999}} if path == GENERATE else {"n": 2, "max_tokens": 999}
+    batch = threads.submit(server.ok, path, {**prompts, **sampling, "rid": "b"})
+    server.wait_for(lambda: len(server.engine.live) == 4)
+    assert server.post(GENERATE, {"text": "a", "rid": "b"})[1]["error"]["code"] == "duplicate_rid"
+    server.post_raw("/abort_request", {"rid": "b_1"})  # one prompt
+    server.wait_for(lambda: len(server.engine.live) == 2)
+    server.post_raw("/abort_request", {"rid": "b_0_1"})  # one choice
+    server.wait_for(lambda: len(server.engine.live) == 1)
+    server.post_raw("/abort_request", {"rid": "b"})
+    batch.result()
+
+
 def test_abort_all(server, threads):
     server.engine.step_s = 0.002
     running = [threads.submit(server.ok, COMPLETIONS, LONG) for _ in range(5)]

@@ -65,8 +65,9 @@ class Completions:
             raise RequestError("`prompt` must not be empty.", param="prompt")
         space = namespace(body.cache_salt, body.extra_key)
         priority = check_priority(body.priority)
-        names = [name] if len(ids) == 1 else [f"{name}_{i}" for i in range(len(ids))]
-        return [Prompt(one, prompt, spec, space, priority) for one, prompt in zip(names, ids, strict=True)]
+        if len(ids) == 1:
+            return [Prompt(name, ids[0], spec, space, priority)]
+        return [Prompt(f"{name}_{i}", prompt, spec, space, priority, name) for i, prompt in enumerate(ids)]
 
 
 class CompletionFormat:
