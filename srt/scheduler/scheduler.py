@@ -119,7 +119,7 @@ class Scheduler:
             for flush in self._flushes:
                 self._outlet.reply(FlushReply(flush.ticket, True, "Cache flushed."))
             self._flushes.clear()
-        elif any(r.finish is None for r in self._requests.values()):  # else the last ones are just being released
+        else:
             overdue = [flush for flush in self._flushes if flush.deadline <= now]
             self._flushes = [flush for flush in self._flushes if flush.deadline > now]
             for flush in overdue:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shared.simulation import Setting, Simulation, random_simulation, request
+from shared.simulation import VOCAB, Setting, Simulation, random_simulation, request
 
 from srt.board import RING, Board, RankRecord
 from srt.scheduler.consensus import BoardConsensus
@@ -65,7 +65,6 @@ def test_digests_do_not_depend_on_hash_seeds(tmp_path):
         {1: [request(1, [5, 6, 7]), request(2, [5, 6, 8])]},  # another token in a prompt
         {1: [request(2, [5, 6, 7]), request(1, [5, 6, 7])]},  # another order
         {1: [request(1, [5, 6, 7])], 2: [request(2, [5, 6, 7])]},  # another step
-        {1: [request(1, [5, 6, 7], seed=9), request(2, [5, 6, 7])]},  # other tokens sampled
     ],
 )
 def test_digest_sees_what_differs(tmp_path, changed):
@@ -80,6 +79,18 @@ def test_digest_sees_what_differs(tmp_path, changed):
     )
     assert first == again
     assert first[-1] not in other
+
+
+def test_digest_sees_a_rank_that_samples_another_token(tmp_path):
+    """Nothing else differs, and the digest tells at which step it began."""
+    chains = []
+    for name, vocab_size in (("a", VOCAB), ("b", VOCAB - 1)):
+        (tmp_path / name).mkdir()
+        simulation = Simulation(Setting(), {1: [request(1, [5, 6, 7], 4, ignore_eos=True)]})
+        simulation.executor.model.vocab_size = vocab_size
+        chains.append(digests_of(tmp_path / name, simulation))
+    same = [a == b for a, b in zip(*chains, strict=True)]
+    assert same == [True] * 2 + [False] * (len(same) - 2)
 
 
 def main(folder: Path) -> None:

@@ -31,6 +31,7 @@ def test_a_stop_token_costs_one_overrun_row_whose_token_is_dropped(overlap):
     simulation.check()
     assert len(simulation.outlet.outputs[1]) == 4
     assert rows_of(simulation, 1) == 4 + overlap
+    assert simulation.ledger.cached_tokens == 2 + 3, "the same prefix stays, whatever was computed"
 
 
 @both

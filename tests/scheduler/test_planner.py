@@ -218,6 +218,30 @@ def test_nothing_is_in_flight_when_a_request_is_retracted(nothing_reserved):
     assert simulation.planner.retractions > 0
 
 
+def test_nobody_is_admitted_in_the_step_of_a_retraction(nothing_reserved):
+    """Not even one that would be before the retracted in the queue and fit."""
+    setting = Setting(num_pages=32, max_running=2, policy="lpm", overlap=False)
+    script = {1: [request(1, [1] * 8, 22), request(2, [2] * 4, 22), request(3, [1] * 8 + [9], 1)]}
+    simulation = Simulation(setting, script)
+    retractions = []
+    simulation.observer.step = lambda: retractions.append(simulation.planner.retractions)
+    simulation.run().check()
+    at = retractions.index(1)
+    plans = simulation.consensus.plans
+    assert plans[at].batch.opened == ()
+    assert [request.rid for request in plans[at + 1].requests] == [1, 3]
+
+
+def test_a_prompt_retracted_half_way_does_not_count_its_own_chunks_as_cached(nothing_reserved):
+    setting = Setting(num_pages=32, max_running=2, token_budget=2)
+    script = {1: [request(1, [1] * 2, 24)], 12: [request(2, list(range(10, 28)), 4)]}
+    simulation = run(setting, script)
+    assert simulation.outlet.finishes[2].num_retractions > 0
+    assert simulation.outlet.openings[2].cached_tokens == 0
+    starts = [start for rows in shapes(simulation) for rid, start, _ in rows if rid == 2]
+    assert starts.count(0) == 1, "it finds them"
+
+
 def test_retraction_prefers_few_outputs_then_the_youngest(nothing_reserved):
     setting = Setting(num_pages=40, max_running=4, overlap=False)
     script = {1: [request(rid, [rid] * 3, 26) for rid in (1, 2, 3)], 8: [request(4, [4] * 3, 26)]}
