@@ -20,8 +20,10 @@ from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
 
 # The share of the tokens that running requests may still generate which admission keeps free for them. It starts high,
-# decays as steps pass without trouble, and jumps when memory ran out after all.
+# decays as steps pass without trouble, and jumps when memory ran out after all. Who may generate more than RESERVE_MOST
+# mostly does so because the client set no limit, and stops long before.
 RESERVE_START, RESERVE_LEAST, RESERVE_DECAY, RESERVE_JUMP = 0.7, 0.1, 0.997, 0.2
+RESERVE_MOST = 4096
 
 
 class Plan(NamedTuple):
@@ -123,10 +125,10 @@ class Planner:
         if not self.waiting or len(self.running) == self._max_running:
             return
         self.waiting = self._order(self.waiting, self._ledger)
-        growth = sum(request.max_growth for request in self.running)
+        growth = sum(min(request.max_growth, RESERVE_MOST) for request in self.running)
         while self.waiting and len(self.running) < self._max_running:
             request = self.waiting[0]
-            growth += request.max_growth
+            growth += min(request.max_growth, RESERVE_MOST)
             reserve = int(growth * self._reserve_ratio) if self.running else 0
             length = request.length
             tenancy = self._ledger.open(request.namespace, request.key(length - 1), length, reserve)

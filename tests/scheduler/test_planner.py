@@ -185,6 +185,13 @@ def test_reserve_keeps_a_second_request_waiting_until_both_fit():
     assert max(simulation.observer.running) == 1
 
 
+def test_reserve_does_not_believe_in_endless_outputs():
+    """Two that may fill the pool, because nobody said how long they are to be, run together all the same."""
+    setting = Setting(num_pages=10_000, context_length=9_000, max_running=2, eos_one_in=1)
+    script = {1: [make_request(rid, [rid] * 4, 8_990, min_new_tokens=5) for rid in (1, 2)]}
+    assert max(run(setting, script).observer.running) == 2
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_retracted_request_resumes_with_its_output(nothing_reserved, overlap, cache):
