@@ -148,6 +148,8 @@ class TextDelta(Message):
 
 
 class TextBatch(Message, tag=2):
+    """The text of one step; without deltas, a sign that the detokenizer lives."""
+
     step: int
     deltas: tuple[TextDelta, ...]
 

@@ -133,7 +133,7 @@ def make_services(
         limits=limits,
         board=board,
         info=info,
-        manager=TokenizerManager(config, limits, endpoints, board, metrics),
+        manager=TokenizerManager(config, limits, endpoints, metrics),
         words=Words(tokenizer, template, model.vocab_size, model.eos_token_ids),
         texts=TokenTexts(tokenizer.token_bytes),
         metrics=metrics,

@@ -23,7 +23,7 @@ from srt.frontend.services import Services, json_response, new_id
 from srt.frontend.words import pack_checked
 from srt.messages import pack_ids, unpack_ids
 
-HEARTBEAT_LIMIT = 20.0  # seconds of silence after which a rank counts as hung
+HEARTBEAT_LIMIT = 20.0  # seconds of silence after which a process counts as hung
 PROBE_LIMIT = 20.0  # seconds for /health_generate
 
 
@@ -37,14 +37,14 @@ class Management:
         return web.Response(text="Lockstep is running\n")
 
     async def health(self, request: web.Request) -> web.Response:
-        """Alive: all ranks beat and nothing has failed."""
+        """Alive: every process is heard of and nothing has failed."""
         self._check_alive()
         return web.Response()
 
     async def ready(self, request: web.Request) -> web.Response:
-        """New requests are welcome."""
+        """Alive, and one more request would be taken."""
         self._check_alive()
-        self._services.manager.check_open()
+        self._services.manager.check_queue(1)
         return web.Response()
 
     async def health_generate(self, request: web.Request) -> web.Response:
@@ -60,7 +60,7 @@ class Management:
         prompts = [Prompt(new_id("health-"), ids, spec)]
         collector = Collector(prompts)
         with manager.running(prompts, collector, probe=True):
-            while not collector.done.done() and manager.last_heard < began:
+            while not collector.done.done() and manager.last_token < began:
                 if time.monotonic() - began > PROBE_LIMIT:
                     raise RequestError(f"No token came within {PROBE_LIMIT:.0f} seconds.", status=503)
                 await asyncio.wait([collector.done], timeout=0.05)
@@ -202,7 +202,7 @@ class Management:
         return web.Response(text=f"{reply.message or 'The cache was flushed.'}\n")
 
     async def abort_request(self, request: web.Request) -> web.Response:
-        """Takes exactly the named request or choice; one that is not there is not an error."""
+        """Takes the named request, prompt of a batch or choice and no other; one that is not there is no error."""
         body: AbortBody = await self._services.read(request, AbortBody)
         if not body.rid and not body.abort_all:
             raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")
@@ -249,7 +249,7 @@ class Management:
         return [board.read(rank) for rank in range(board.num_ranks)]
 
     def _check_alive(self) -> None:
-        """RequestError with 503 that says which rank is missing."""
+        """RequestError with 503 that says who is missing."""
         manager = self._services.manager
         manager.check_open()
         now = time.monotonic()
@@ -257,4 +257,10 @@ class Management:
             if record.phase in (Phase.STARTING, Phase.STOPPED):
                 raise RequestError(f"Rank {rank} is {record.phase.name.lower()}.", status=503)
             if now - record.heartbeat > HEARTBEAT_LIMIT:
-                raise RequestError(f"Rank {rank} has been silent for {now - record.heartbeat:.0f} seconds.", status=503)
+                raise _silent(f"Rank {rank}", now - record.heartbeat)
+        if now - manager.last_heard > HEARTBEAT_LIMIT:
+            raise _silent("The detokenizer", now - manager.last_heard)
+
+
+def _silent(who: str, seconds: float) -> RequestError:
+    return RequestError(f"{who} has been silent for {seconds:.0f} seconds.", status=503)

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import zmq
 
-from srt.board import Board
 from srt.config import ServerConfig
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt, Sink
@@ -42,17 +41,15 @@ MAX_GENERATIONS = 4096  # of one HTTP request
 
 
 class TokenizerManager:
-    def __init__(
-        self, config: ServerConfig, limits: Limits, endpoints: Endpoints, board: Board, metrics: Metrics
-    ) -> None:
+    def __init__(self, config: ServerConfig, limits: Limits, endpoints: Endpoints, metrics: Metrics) -> None:
         self.limits = limits
         self.metrics = metrics
         self.draining = False
         self.failure: str | None = None
-        self.last_heard = 0.0  # when the engine last sent anything
+        self.last_heard = 0.0  # when the detokenizer last sent anything, in monotonic seconds
+        self.last_token = 0.0  # when a token last came
         self._max_running = config.max_running_requests
         self._max_queued = config.max_queued_requests
-        self._board = board
         self._endpoints = endpoints
         self._seeds = seeds(config.random_seed)
         self._rids = itertools.count(1)
@@ -69,6 +66,7 @@ class TokenizerManager:
     def start(self) -> None:
         """Must be called in the event loop."""
         self._loop = asyncio.get_running_loop()
+        self.last_heard = time.monotonic()
         self._context = zmq.Context()
         self._socket = pull(self._endpoints.frontend, self._context)
         self._leader = Sender(self._endpoints.leader, self._context)
@@ -137,6 +135,11 @@ class TokenizerManager:
         if self.draining:
             raise RequestError("The server is shutting down.", status=503)
 
+    def check_queue(self, more: int) -> None:
+        """RequestError unless `more` requests may run or wait beside those that do."""
+        if self._max_queued is not None and len(self._live) + more > self._max_running + self._max_queued:
+            raise RequestError("The request queue is full; try again later.", status=503, code="queue_full")
+
     def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
         self.check_open()
         total = sum(prompt.spec.n for prompt in prompts)
@@ -144,7 +147,7 @@ class TokenizerManager:
             raise RequestError(f"One request takes at most {MAX_GENERATIONS} choices, not {total}.", param="n")
         lengths = [prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits) for prompt in prompts]
         if not probe:
-            self._check_queue(total)
+            self.check_queue(total)
         self._check_names(prompts)
         now = time.monotonic()
         generations: list[Generation] = []
@@ -162,14 +165,6 @@ class TokenizerManager:
                 self._leader.send(NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority))
         self._idle.clear()
         return generations
-
-    def _check_queue(self, more: int) -> None:
-        """Those beyond the running maximum wait; without one, the leader says how many run."""
-        if self._max_queued is None:
-            return
-        running = self._max_running or self._board.read(0).gauges["running"]
-        if len(self._live) + more > running + self._max_queued:
-            raise RequestError("The request queue is full; try again later.", status=503, code="queue_full")
 
     def _check_names(self, prompts: Sequence[Prompt]) -> None:
         names = [prompt.name for prompt in prompts]
@@ -199,7 +194,6 @@ class TokenizerManager:
                 raw = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self.last_heard = now
             try:
                 self._take(self._decoder.decode(raw), now, touched)
             except Exception:  # the messages behind it must not wait for the next one
@@ -215,6 +209,7 @@ class TokenizerManager:
 
     def _take(self, message: Any, now: float, touched: dict[Sink, None]) -> None:
         if isinstance(message, TextBatch):
+            self.last_heard = now
             live = self._live
             for delta in message.deltas:
                 generation = live.get(delta.rid)
@@ -240,7 +235,7 @@ class TokenizerManager:
                 self.metrics.first_tokens(
                     tokens, now - generation.created, generation.prompt.num_tokens, generation.cached_tokens
                 )
-            generation.last_token = now
+            generation.last_token = self.last_token = now
         if delta.finish is not None:
             generation.finish = delta.finish
             generation.finished = now

@@ -91,7 +91,10 @@ def test_the_process_answers_each_step_in_order_and_ends_on_sigterm(default_mode
                 outbound.send(TokenBatch(step, (TokenDelta(5, pack_ids([token]), opening, finish),)))
             answers = []
             while len(answers) < len(ids) and inbound.poll(10_000):
-                answers.append(msgspec.msgpack.decode(inbound.recv(), type=TextBatch))
+                answer = msgspec.msgpack.decode(inbound.recv(), type=TextBatch)
+                answers += [answer] if answer.deltas else []
+            assert inbound.poll(10_000), "an idle process gives no sign of life"
+            assert msgspec.msgpack.decode(inbound.recv(), type=TextBatch).deltas == ()
             inbound.close()
             outbound._socket.close()
         return answers

@@ -33,6 +33,7 @@ from srt.messages import (
     InboxItem,
     NewRequest,
     Opening,
+    TextBatch,
     TokenBatch,
     TokenDelta,
     TokenLogprobs,
@@ -91,14 +92,15 @@ class Live:
 
 
 class EchoEngine(threading.Thread):
-    """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `mute` (drops requests),
-    `fail_status` (ends requests at once with this status), `tokens_per_step`, `flush_ok`."""
+    """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `mute` (drops requests), `silent` (gives
+    no sign of life when idle), `fail_status` (ends requests at once with this status), `tokens_per_step`, `flush_ok`.
+    """
 
     def __init__(self, endpoints, board, tokenizer):
         super().__init__(daemon=True)
         self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
         self.fail_after = 0
-        self.tokens_per_step = 1
+        self.tokens_per_step, self.silent = 1, False
         self.received, self.aborted, self.live = [], [], {}
         self._ends = endpoints
         self._table = tokenizer.token_bytes
@@ -109,7 +111,7 @@ class EchoEngine(threading.Thread):
 
     def reset(self):
         self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
-        self.fail_after, self.tokens_per_step = 0, 1
+        self.fail_after, self.tokens_per_step, self.silent = 0, 1, False
         self.received.clear()
         self.aborted.clear()
 
@@ -124,6 +126,8 @@ class EchoEngine(threading.Thread):
                 with contextlib.suppress(zmq.Again):
                     while True:
                         self._hear(decoder.decode(inbox.recv(zmq.NOBLOCK)), out)
+            elif not self.live and not self.silent:
+                out.send(TextBatch(0, ()))
             if self.paused or not self.live:
                 continue
             step += 1

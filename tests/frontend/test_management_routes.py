@@ -64,6 +64,18 @@ def test_health_sees_a_hung_and_a_stopped_rank(server, monkeypatch):
     assert server.get("/health")[0] == server.get("/ready")[0] == 503
 
 
+def test_health_sees_a_hung_detokenizer(server, monkeypatch):
+    monkeypatch.setattr(management, "HEARTBEAT_LIMIT", 0.2)
+    assert server.get("/ready")[0] == 200
+    server.engine.silent = True
+    server.wait_for(lambda: server.get("/ready")[0] == 503)
+    status, answer = server.get("/health")
+    assert status == 503
+    assert "detokenizer" in answer["error"]["message"]
+    server.engine.silent = False
+    server.wait_for(lambda: server.get("/ready")[0] == 200)
+
+
 def stopped(record):
     return {**vars(record), "phase": Phase.STOPPED}
 

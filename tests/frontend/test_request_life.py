@@ -268,6 +268,8 @@ def test_a_full_queue_refuses_at_once(tmp_path, threads):
         refused, accepted = [], []
         server.wait_for(lambda: sum(one.done() for one in answers) == 24)
         assert time.monotonic() - began < 5
+        assert server.get("/health")[0] == 200
+        assert server.get("/ready")[0] == 503
         server.engine.paused = False
         for one in answers:
             status, answer = one.result()
