@@ -17,6 +17,7 @@ class LayerContext:
     dtype: torch.dtype
     device: torch.device
     parallel: ParallelContext
+    spend_memory: bool = False  # the model is so small that its weights may be kept in two layouts
 
     @property
     def activation_dtype(self) -> torch.dtype:

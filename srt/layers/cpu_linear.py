@@ -16,19 +16,37 @@ Multiply = Callable[[torch.Tensor], torch.Tensor]
 
 LARGEST_HALF = torch.finfo(torch.float16).max
 
+FEW_ROWS = 4
+"""Up to here a multiplication is bound by reading the weight, and FBGEMM reads fastest."""
 
-def packed(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Multiply:
-    """A multiplication that keeps its own copy of the weight.
 
-    Two-byte weights: where the CPU multiplies bfloat16 natively, oneDNN's blocked layout. Elsewhere FBGEMM's kernels,
-    which read blocked float16 and multiply in float32: bfloat16's 8 bits of mantissa fit into float16's 11, and what is
-    smaller than float16's least normal number keeps an absolute precision of 3e-8. Where neither is, float32.
+def packed(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, spend_memory: bool) -> Multiply:
+    """A multiplication that keeps its own copy of the weight, or two of them if it may spend the memory.
+
+    Two-byte weights go to FBGEMM's kernels, which read blocked float16 and multiply in float32: bfloat16's 8 bits of
+    mantissa fit into float16's 11, and what is smaller than its least normal number keeps an absolute precision of
+    3e-8. Where the CPU multiplies bfloat16 natively, oneDNN computes many rows faster than that.
     """
-    if weight_OI.dtype == torch.bfloat16 and multiplies_bfloat16():
-        return OneDnnBfloat16(weight_OI, bias_O)
-    if weight_OI.dtype != torch.float32 and packs_float16() and float(weight_OI.abs().max()) <= LARGEST_HALF:
+    bfloat16 = weight_OI.dtype == torch.bfloat16 and multiplies_bfloat16()
+    float16 = weight_OI.dtype != torch.float32 and packs_float16() and float(weight_OI.abs().max()) <= LARGEST_HALF
+    if bfloat16 and float16 and spend_memory:
+        return ByRows(FbgemmFloat16(weight_OI, bias_O), OneDnn(weight_OI, bias_O))
+    if bfloat16:
+        return OneDnn(weight_OI, bias_O)
+    if float16:
         return FbgemmFloat16(weight_OI, bias_O)
+    if packs_float32():
+        return OneDnn(weight_OI.float(), None if bias_O is None else bias_O.float())
     return Plain(weight_OI, bias_O)
+
+
+class ByRows:
+    def __init__(self, few: Multiply, many: Multiply):
+        self._few = few
+        self._many = many
+
+    def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
+        return self._few(x_NI) if len(x_NI) <= FEW_ROWS else self._many(x_NI)
 
 
 class FbgemmFloat16:
@@ -40,14 +58,17 @@ class FbgemmFloat16:
         return torch.ops.quantized.linear_dynamic_fp16(x_NI, self._weight)
 
 
-class OneDnnBfloat16:
+class OneDnn:
+    """Computes in the weight's own type."""
+
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None):
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), None)
         self._bias_O = bias_O
+        self._dtype = weight_OI.dtype
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
-        y_NO = torch.ops.mkldnn._linear_pointwise(x_NI.bfloat16(), self._weight, self._bias_O, "none", [], "")
-        return y_NO.float()
+        x_NI = x_NI.to(self._dtype)
+        return torch.ops.mkldnn._linear_pointwise(x_NI, self._weight, self._bias_O, "none", [], "").float()
 
 
 class Plain:
@@ -61,13 +82,24 @@ class Plain:
 
 @cache
 def multiplies_bfloat16() -> bool:
-    return torch.cpu._is_avx512_bf16_supported()
+    return torch.cpu._is_avx512_bf16_supported() and works(OneDnn, torch.bfloat16)
 
 
 @cache
 def packs_float16() -> bool:
+    return works(FbgemmFloat16, torch.float16)
+
+
+@cache
+def packs_float32() -> bool:
+    return works(OneDnn, torch.float32)
+
+
+def works(multiply: Callable[[torch.Tensor, torch.Tensor | None], Multiply], dtype: torch.dtype) -> bool:
+    """Whether this build of torch has the operators on this CPU, seen by trying: they are not all part of its API."""
+    weight_OI = torch.arange(-24.0, 24.0).view(6, 8) / 8
+    x_NI = torch.arange(-20.0, 20.0).view(5, 8) / 4
     try:
-        FbgemmFloat16(torch.zeros(1, 1), None)
+        return torch.allclose(multiply(weight_OI.to(dtype), None)(x_NI), x_NI @ weight_OI.T, rtol=1e-2, atol=1e-2)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return True

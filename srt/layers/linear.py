@@ -25,15 +25,15 @@ class Linear:
         bias: bool,
         weight_OI: torch.Tensor | None = None,
     ):
-        self._on_cpu = context.device.type == "cpu"
+        self._context = context
         self.weight_OI = context.empty(num_outputs, num_inputs) if weight_OI is None else weight_OI
         self.bias_O = context.empty(num_outputs) if bias else None
         self._multiply: Callable[[torch.Tensor], torch.Tensor] = self._unpacked
 
     def pack(self) -> None:
         """Once the weights are in: lay them out as the device multiplies them fastest, and forget them as they came."""
-        if self._on_cpu:
-            self._multiply = packed(self.weight_OI, self.bias_O)
+        if self._context.device.type == "cpu":
+            self._multiply = packed(self.weight_OI, self.bias_O, self._context.spend_memory)
             del self.weight_OI, self.bias_O
 
     def _unpacked(self, x_NI: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,9 @@ from srt.registry import UnknownName
 
 SHOWN = 5
 
+SMALL_MODEL = 2**31
+"""Bytes of weights up to which a second layout of them is cheap."""
+
 
 def load_model(
     config: ModelConfig,
@@ -36,7 +39,7 @@ def load_model(
         architecture = MODELS.load(config.architecture)
     except UnknownName as error:
         raise ModelError(str(error)) from None
-    context = LayerContext(dtype, device, parallel)
+    context = LayerContext(dtype, device, parallel, spend_memory=num_weights(config) * dtype.itemsize <= SMALL_MODEL)
     with torch.inference_mode():
         model = architecture(context, config, context_length or config.max_position_embeddings)
         fill(model, config, weights)
@@ -75,6 +78,14 @@ def derived(name: str, config: ModelConfig) -> bool:
 def listed(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"tensor{'s' if len(names) > 1 else ''} " + ", ".join(names[:SHOWN]) + more
+
+
+def num_weights(config: ModelConfig) -> int:
+    """Of the matrices, to a few per cent."""
+    attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
+    feed_forward = 3 * config.hidden_size * config.intermediate_size
+    vocabulary = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    return config.num_layers * (attention + feed_forward) + vocabulary
 
 
 def check_split(config: ModelConfig, size: int) -> None:
