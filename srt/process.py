@@ -90,10 +90,6 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
-
     async def ready(self) -> dict[str, Any]:
         """What the child said when it was ready; StartError if it failed or died."""
         reader = asyncio.StreamReader()

@@ -25,7 +25,6 @@ class TokenBytes:
         self.table = table
         self.is_special = is_special  # one byte per id, 1 for tokens that clients do not see by default
         self.strips_leading_space = strips_leading_space  # a decoder's first token of a text loses one space
-        self.max_token_bytes = max(map(len, table), default=0)
 
     @classmethod
     def from_folder(cls, folder: Path) -> TokenBytes:

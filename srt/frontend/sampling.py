@@ -20,6 +20,7 @@ MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit
 MAX_NATIVE_TOP_LOGPROBS = 128
+NATIVE_MAX_NEW_TOKENS = 128  # of a /generate request that does not say
 GREEDY_BELOW = 1e-6
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -81,9 +82,7 @@ class SamplingSpec:
         )
 
 
-def from_native(
-    request: NativeSampling, *, vocab_size: int, logprobs: int, default_max_new_tokens: int = 128
-) -> SamplingSpec:
+def from_native(request: NativeSampling, *, vocab_size: int, logprobs: int) -> SamplingSpec:
     check_supported(request)
     return _spec(
         request,
@@ -91,7 +90,7 @@ def from_native(
         max_new_tokens=(request.max_new_tokens, "max_new_tokens"),
         min_new_tokens=(request.min_new_tokens, "min_new_tokens"),
         seed=(request.sampling_seed, "sampling_seed"),
-        default=default_max_new_tokens,
+        default=NATIVE_MAX_NEW_TOKENS,
         logprobs=logprobs,
         keep_stop=bool(request.no_stop_trim),
     )

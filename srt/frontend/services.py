@@ -80,8 +80,8 @@ def too_big(limit: int) -> RequestError:
     return RequestError(f"The body must not exceed {limit} bytes.", status=413, code="request_too_large")
 
 
-def json_response(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+def json_response(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def new_id(prefix: str) -> str:

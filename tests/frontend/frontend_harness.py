@@ -92,8 +92,8 @@ class Live:
 
 
 class EchoEngine(threading.Thread):
-    """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `mute` (drops requests), `silent` (gives
-    no sign of life when idle), `fail_status` (ends requests at once with this status), `tokens_per_step`, `flush_ok`.
+    """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `mute` (drops requests), `silent` (no
+    sign of life when idle), `fail_status` (ends requests at once with this status), `tokens_per_step`, `flush_ok`.
     """
 
     def __init__(self, endpoints, board, tokenizer):
