@@ -27,7 +27,6 @@ class KVCache:
     ):
         shape = (num_layers, pool_tokens + page_size, 2 * num_kv_heads, head_dim)
         self._kv_TSC = list(zeros(shape, dtype, device))
-        self._num_kv_heads = num_kv_heads
 
     def store(self, layer: int, slots_N: torch.Tensor, kv_NSC: torch.Tensor) -> None:
         """`kv_NSC` holds each token's G keys, then its G values."""
@@ -37,11 +36,6 @@ class KVCache:
     def layer(self, layer: int) -> torch.Tensor:
         """Keys and values of all slots side by side, [T, 2 G, C]: a token's lie together, so one copy stores both."""
         return self._kv_TSC[layer]
-
-    def keys_and_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views, each [T, G, C]."""
-        keys_TGC, values_TGC = self._kv_TSC[layer].split(self._num_kv_heads, dim=1)
-        return keys_TGC, values_TGC
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

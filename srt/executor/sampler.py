@@ -102,7 +102,10 @@ class Sampler:
         allowed = np.unpackbits(masks.bits.astype("<i4").view(np.uint8), axis=1, bitorder="little")
         allowed_MV = torch.from_numpy(allowed[:, : self._num_tokens]).to(self._device, torch.bool)
         rows_M = torch.from_numpy(sample_of_row[masks.batch_rows]).to(self._device)
-        logits_SV[rows_M] = logits_SV[rows_M].masked_fill(~allowed_MV, -math.inf)
+        masked_MV = logits_SV[rows_M].masked_fill(~allowed_MV, -math.inf)
+        # A grammar at its end allows nothing but what min_new_tokens forbids; the grammar's word counts.
+        nothing_M1 = masked_MV.amax(-1, keepdim=True) == -math.inf
+        logits_SV[rows_M] = masked_MV.masked_fill_(nothing_M1 & allowed_MV, 0.0)
 
     def _choose(self, logits_SV: torch.Tensor, positions_S: np.ndarray, wanted: SamplingRows) -> torch.Tensor:
         drawn = np.flatnonzero(wanted.temperature > 0)
@@ -145,6 +148,9 @@ def kept_tokens(scaled_V: torch.Tensor, top_k: int, top_p: float, min_p: float) 
     keeps what is at least min_p times as likely as the likeliest.
     """
     best = float(scaled_V.max())
+    if not math.isfinite(best):
+        # A prompt on which the model overflows spoils its own output, not the server.
+        return scaled_V.argmax()[None]
     total = float((scaled_V - best).exp_().sum()) if top_p < 1 and top_k == 0 else 0.0
     kept = (scaled_V >= best - DEPTH).nonzero()[:, 0]
     values = scaled_V[kept].cpu().numpy().astype(np.float64)

@@ -294,6 +294,32 @@ def test_logprobs_without_alternatives():
     assert sampled.logprobs_S.shape == (1,)
 
 
+def test_a_grammar_at_its_end_wins_over_min_new_tokens():
+    rows = [
+        (SamplingParams(max_new_tokens=9, min_new_tokens=5, temperature=t, top_p=p), [1], 1, (9,))
+        for t, p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5))
+    ]
+    bench = Bench(64, rows)
+    bits = np.zeros((3, 2), np.int32)
+    bits[:, 0] = 1 << 9
+    masks = TokenMasks(np.arange(3, dtype=np.int32), bits)
+    assert bench.sample(torch.randn((3, 64)), masks=masks).tokens_S.tolist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_logits_that_are_no_numbers_spoil_their_own_row_only(filters):
+    rows = [(SamplingParams(max_new_tokens=9, seed=row, **filters), [1], 1, ()) for row in range(3)]
+    bench = Bench(VOCAB, rows)
+    logits = torch.randn((3, VOCAB), generator=torch.Generator().manual_seed(1))
+    expected = bench.sample(logits).tokens_S
+    for bad in (math.nan, math.inf):
+        broken = logits.clone()
+        broken[1] = bad
+        tokens = bench.sample(broken).tokens_S
+        assert tokens[[0, 2]].tolist() == expected[[0, 2]].tolist()
+        assert 0 <= tokens[1] < VOCAB
+
+
 def test_masks_follow_the_plan_rows_not_the_samples():
     """The second of three rows does not sample; the mask names the third."""
     greedy = SamplingParams(max_new_tokens=1, temperature=0.0)
