@@ -26,12 +26,13 @@ def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype:
     cache = KVCache(
         num_layers=1, pool_tokens=pool, page_size=1, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device=CPU
     )
-    # Everything that no row may see is large, so that seeing it shows.
-    cache.layer(0).copy_(torch.randn(cache.layer(0).shape, generator=generator) * 30)
+    # Whatever no row may see is no number, so that seeing it shows, even times 0.
+    cache.layer(0)[1:] = math.nan
     slots = (torch.randperm(pool, generator=generator) + 1)[: context * len(rows)].view(len(rows), context)
     slots[:, :shared] = slots[0, :shared]
     tables = RowTables(len(rows), context, CPU)
     tables.slots_RP.copy_(slots)
+    tables.slots_RP.masked_fill_(torch.arange(context) >= torch.tensor([[s + n] for s, n in rows]), pool)
     for row, (start, _) in enumerate(rows):
         known = torch.randn((start, 2 * KV_HEADS, DIM), generator=generator) * 0.7
         begin = shared if row else 0

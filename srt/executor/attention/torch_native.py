@@ -100,7 +100,6 @@ class DecodeGroup:
     def build(cls, batch: ForwardBatch, rows: np.ndarray, num_heads: int, cached_TSC: torch.Tensor) -> DecodeGroup:
         num_kv_heads, head_dim = cached_TSC.shape[1] // 2, cached_TSC.shape[2]
         lengths_R = torch.from_numpy(batch.plan.start[rows].astype(np.int64) + 1)
-        # Behind a row's end the table holds slots of earlier tenants: harmless to read, and masked.
         table_rows = torch.from_numpy(batch.plan.row[rows].astype(np.int64))
         slots_RL = batch.tables.slots_RP[table_rows, : int(lengths_R.max())]
         shared_P = None
@@ -112,6 +111,8 @@ class DecodeGroup:
         bias_X1L = None
         if int(lengths_R.min()) < longest:
             beyond_RL = torch.arange(longest) >= lengths_R[:, None]
+            # Behind a row's end the table may hold anything; slot 0 is finite, and so is nothing times it.
+            slots_RL = slots_RL.masked_fill(beyond_RL, 0)
             bias_RL = torch.zeros(beyond_RL.shape).masked_fill_(beyond_RL, -math.inf)
             bias_X1L = bias_RL.repeat_interleave(num_kv_heads, dim=0)[:, None, :]
         value_heads = num_kv_heads + torch.arange(num_heads, dtype=torch.int32) // (num_heads // num_kv_heads)
