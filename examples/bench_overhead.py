@@ -26,7 +26,7 @@ import uvloop
 
 from examples.bench_serving import milliseconds
 from examples.fake_device import STEP_SECONDS
-from examples.host import Server, busy_seconds, cpu_seconds, end_servers_on_sigterm, machine
+from examples.host import Server, busy_seconds, cpu_seconds, end_servers_on_sigterm, free_port, machine
 from examples.load_client import LoadClient, StreamResult
 from examples.workloads import random_prompts
 
@@ -104,20 +104,20 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,64,256", help="comma-separated")
     parser.add_argument("--output-len", type=int, default=2048)
     parser.add_argument("--quick", action="store_true", help="256 tokens a stream")
-    parser.add_argument("--port", type=int, default=30999)
     args = parser.parse_args()
     end_servers_on_sigterm()
+    port = free_port()
     concurrencies = [int(number) for number in args.concurrency.split(",")]
     output_len = 256 if args.quick else args.output_len
     command = [
-        sys.executable, "-m", "examples.fake_device", "--port", str(args.port),
+        sys.executable, "-m", "examples.fake_device", "--port", str(port),
         "--max-running-requests", str(max(concurrencies)), "--context-length", str(INPUT_LEN + output_len + 1),
         "--chunked-prefill-size", "8192", "--log-level", "warning",
     ]  # fmt: skip
     log = Path(tempfile.mkdtemp(prefix="bench-overhead-")) / "server.log"
-    with Server("lockstep", command, args.port, log=log) as server:
+    with Server("lockstep", command, port, log=log) as server:
         server.wait_until_ready(60)
-        uvloop.run(streams(args.port, 2, 4, min(64, output_len), seed=0))
+        uvloop.run(streams(port, 2, 4, min(64, output_len), seed=0))
         runs = [measure(server, c, 3 if c == 1 else c, output_len, seed=c) for c in concurrencies]
     report = {
         "bench": "overhead",

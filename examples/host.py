@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -56,6 +57,11 @@ def cpu_seconds(root: int) -> dict[str, float]:
         if ancestor == root:
             totals[command] = totals.get(command, 0.0) + seconds
     return totals
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def end_servers_on_sigterm() -> None:
