@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from srt.board import Board
 from srt.config import ConfigError, ServerConfig, parse_args
-from srt.hardware import cuda_device_count
+from srt.hardware import cuda_device_count, multiplies_bfloat16
 from srt.limits import Limits
 from srt.model_config import ModelConfig, ModelError
 from srt.model_files import ModelFiles, locate
@@ -95,16 +95,20 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
     if config.context_length is not None and config.context_length > limit:
         raise ConfigError(f"--context-length {config.context_length} exceeds the model's {limit} positions")
     on_cpu = device == "cpu"
-    natural = "bfloat16" if model.dtype == "bfloat16" else "float16"  # of the two-byte types the one that loses less
     return dataclasses.replace(
         config,
         device=device,
-        dtype=natural if config.dtype == "auto" else config.dtype,
+        dtype=_natural_dtype(model, on_cpu) if config.dtype == "auto" else config.dtype,
         context_length=config.context_length or limit,
         mem_fraction_static=config.mem_fraction_static or (0.3 if on_cpu else 0.88),
         max_running_requests=config.max_running_requests or (64 if on_cpu else 256),
         chunked_prefill_size=config.chunked_prefill_size or (1024 if on_cpu else 8192),
     )
+
+
+def _natural_dtype(model: ModelConfig, on_cpu: bool) -> str:
+    """Decoding is as fast as weights are read, so two bytes: the checkpoint's type, or what loses or costs least."""
+    return "bfloat16" if model.dtype == "bfloat16" or (on_cpu and multiplies_bfloat16()) else "float16"
 
 
 def _check_tp_size(tp_size: int, model: ModelConfig) -> None:

@@ -40,7 +40,7 @@ class ServerConfig:
     port: int = flag(30000, "port to listen on")
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     dtype: str = flag(
-        "auto", "of weights and K/V; auto is bfloat16 for such a checkpoint, else float16", choices=DTYPES
+        "auto", "of weights and K/V; auto is bfloat16 for such checkpoints and CPUs, else float16", choices=DTYPES
     )
     load_format: str = flag("auto", "of the weights; dummy draws them at random", choices=LOAD_FORMATS)
     context_length: int | None = flag(None, "most tokens of prompt and output; the model's own limit if unset")

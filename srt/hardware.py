@@ -15,3 +15,9 @@ def cuda_device_count() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it, on x86."""
+    with open("/proc/cpuinfo") as file:
+        return any("avx512_bf16" in line.split() for line in file if line.startswith("flags"))

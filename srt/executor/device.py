@@ -6,8 +6,7 @@ import torch
 
 from srt.config import ServerConfig
 from srt.executor.memory_plan import available_ram, own_ram
-from srt.layers.cpu_linear import multiplies_bfloat16
-from srt.model_config import ModelConfig, ModelError
+from srt.model_config import ModelError
 
 
 def resolve_device(config: ServerConfig) -> torch.device:
@@ -16,12 +15,9 @@ def resolve_device(config: ServerConfig) -> torch.device:
     return torch.device("cpu")
 
 
-def resolve_dtype(config: ServerConfig, model_config: ModelConfig) -> torch.dtype:
-    """Of weights and K/V. A CPU decodes as fast as it reads its weights, so auto takes two bytes: bfloat16 if the
-    checkpoint has it or the CPU multiplies it, else float16, which loses less."""
-    if config.dtype != "auto":
-        return getattr(torch, config.dtype)
-    return torch.bfloat16 if model_config.dtype == "bfloat16" or multiplies_bfloat16() else torch.float16
+def resolve_dtype(config: ServerConfig) -> torch.dtype:
+    """Of weights and K/V."""
+    return getattr(torch, config.dtype)
 
 
 def free_memory(device: torch.device) -> int:

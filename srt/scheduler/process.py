@@ -116,7 +116,7 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes) -> Device:
     from srt.models.loader import load_model
 
     config, model_config = spec.config, spec.model
-    device, dtype = resolve_device(config), resolve_dtype(config, model_config)
+    device, dtype = resolve_device(config), resolve_dtype(config)
     gguf_path = Path(spec.gguf_path) if spec.gguf_path else None
     files = ModelFiles(
         spec.title, Path(spec.folder), Path(spec.tokenizer_folder), spec.weights, gguf_path, model_config
