@@ -29,7 +29,7 @@ WORKDIR /home/lockstep
 RUN mkdir .cache
 
 EXPOSE 30000
-# Alive, not ready: a model that loads for minutes is healthy. Ask /ready before sending requests.
+# A model may load for minutes, and nothing answers before it is there: the start period covers that.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
     CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
 ENTRYPOINT ["lockstep", "--host", "0.0.0.0"]

@@ -44,7 +44,7 @@ class ServerConfig:
     )
     load_format: str = flag("auto", "of the weights; dummy draws them at random", choices=LOAD_FORMATS)
     context_length: int | None = flag(None, "most tokens of prompt and output; the model's own limit if unset")
-    mem_fraction_static: float | None = flag(None, "share of the device's memory for weights and KV cache")
+    mem_fraction_static: float | None = flag(None, "share of the free memory that weights and KV cache may take")
     max_total_tokens: int | None = flag(None, "most tokens in the KV cache, below what the memory would hold")
     max_running_requests: int | None = flag(None, "most requests that generate at the same time")
     max_queued_requests: int | None = flag(None, "most requests that wait; one more is answered with 503")

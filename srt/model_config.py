@@ -1,7 +1,7 @@
 """Shared: what a model is, as plain numbers. No torch, no file access.
 
 `ModelConfig.from_hf` reads the dictionaries of config.json and generation_config.json; a GGUF file is first turned into
-the same dictionaries (`srt/model_files.py`), so there is one reader of shapes.
+the same dictionaries (`srt/gguf_folder.py`), so there is one reader of shapes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Intake(Protocol):
     """Where inboxes come from: the leader's socket, or its broadcast."""
 
     def next(self, wait: bool) -> Inbox:
-        """The next inbox, perhaps an empty one. With `wait` it may take its time, but comes back for a heartbeat."""
+        """The next inbox, perhaps an empty one; with `wait` not before there is something to hear."""
 
 
 class Outlet(Protocol):
