@@ -2,9 +2,9 @@
 
 A child is a fresh interpreter, `python -m srt.process <module:attr>`: the parent writes its `ChildSpec` to the
 child's standard input, the child answers once through a pipe, with what it has to say when it is ready or with the
-sentence that explains why it never will be. A child ends on SIGTERM and, through the kernel, when its parent dies;
-the terminal's Ctrl-C is the parent's business. multiprocessing would import the parent's main module again, pickle
-arguments and leave a tracker process behind.
+sentence that explains why it never will be. A child ends when its parent tells it to and, through the kernel, when its
+parent dies. multiprocessing would import the parent's main module again, pickle arguments and leave a tracker process
+behind.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ from srt.model_config import ModelConfig, ModelError
 from srt.transport import Endpoints
 
 _PR_SET_PDEATHSIG = 1
+
+STOP = signal.SIGUSR1
+"""Ends a child. Not SIGTERM or SIGINT: terminals and service managers send those to all processes at once, and a child
+that followed them would take from the parent the requests that it lets finish."""
 
 Ready = Callable[[dict[str, Any]], None]
 """Called once by a door when it can serve, with what the parent should know (JSON types)."""
@@ -115,9 +119,9 @@ class Child:
         return f"{self.title} (pid {self.pid}) ended with exit code {code}"
 
     async def stop(self, patience: float) -> None:
-        """SIGTERM, and SIGKILL after `patience` seconds."""
+        """STOP, and SIGKILL after `patience` seconds."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self._process.send_signal(STOP)
         try:
             await asyncio.wait_for(self._process.wait(), patience)
         except asyncio.TimeoutError:
@@ -127,7 +131,7 @@ class Child:
 
 
 class Stopped(BaseException):
-    """Raised in a child's main thread by SIGTERM; not an Exception, so that nothing swallows it."""
+    """Raised in a child's main thread by STOP; not an Exception, so that nothing swallows it."""
 
 
 def set_title(title: str) -> None:
@@ -144,7 +148,8 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
     """The child's main: returns its exit code."""
     _die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _raise_stopped)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(STOP, _raise_stopped)
     spec = ChildSpec.from_json(sys.stdin.buffer.read())
     set_title(spec.title)
     configure_logging(spec.config.log_level, spec.title)
@@ -164,7 +169,7 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
     except Stopped:
         code = 0
     except Exception as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the parent sends as soon as it is told
+        signal.signal(STOP, signal.SIG_IGN)  # which the parent sends as soon as it is told
         if isinstance(error, ConfigError | ModelError):
             tell({"error": str(error)})
         else:
@@ -177,13 +182,13 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, STOP)
     if os.getppid() != parent_pid:  # it died before the line above
         raise SystemExit(1)
 
 
 def _raise_stopped(signum: int, frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(STOP, signal.SIG_IGN)
     raise Stopped
 
 

@@ -1,7 +1,9 @@
 """The default model's tokens as text, against the `tokenizers` library, and through the real process."""
 
 import asyncio
+import os
 import random
+import signal
 import time
 
 import msgspec
@@ -57,7 +59,7 @@ def test_a_text_comes_in_whole_characters(token_bytes, reference):
     assert sum(map(bool, shown)) > len(TEXT) // 4  # as it grows, not all at the end
 
 
-def test_the_process_answers_each_step_in_order_and_ends_on_sigterm(default_model, endpoints, reference):
+def test_the_process_answers_each_step_in_order_until_its_parent_stops_it(default_model, endpoints, reference):
     ids = reference.encode(TEXT, add_special_tokens=False).ids
     spec = ChildSpec(
         title="detokenizer",
@@ -74,6 +76,8 @@ def test_the_process_answers_each_step_in_order_and_ends_on_sigterm(default_mode
         child = await Child.start("detokenizer.process:main", spec)
         try:
             await child.ready()
+            os.kill(child.pid, signal.SIGINT)
+            os.kill(child.pid, signal.SIGTERM)
             return await asyncio.to_thread(exchange)
         finally:
             start = time.monotonic()
