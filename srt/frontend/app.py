@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from srt.board import Board
 from srt.chat_template import ChatTemplate
@@ -45,6 +46,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for a client's malformed HTTP, with whose tracebacks it could fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError))
+
+
+_http_log = logging.getLogger(f"{__name__}.http")  # aiohttp's
+_http_log.addFilter(_is_ours)
+
+
 class Frontend:
     """A running HTTP server. Made by `serve`."""
 
@@ -57,7 +68,11 @@ class Frontend:
     async def start(self, sock: socket.socket) -> None:
         self._manager.start()
         self._runner = web.AppRunner(
-            application(self._services), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_PATIENCE
+            application(self._services),
+            access_log=None,
+            logger=_http_log,
+            handler_cancellation=True,
+            shutdown_timeout=STOP_PATIENCE,
         )
         await self._runner.setup()
         await web.SockSite(self._runner, sock, backlog=1024).start()
@@ -197,6 +212,8 @@ def _door(services: Services) -> Callable[[web.Request, Handler], Awaitable[web.
             response = _error_response(error)
         except web.HTTPException as error:
             response = _error_response(_of_http(error, services), error.headers.get("Allow"))
+        except web.RequestPayloadError:
+            response = _error_response(RequestError("The body is not encoded as its headers say."))
         except ConnectionError:
             response = web.Response()  # nobody is left to read it
         except Exception:

@@ -1,7 +1,9 @@
 """Requests that cannot be served: each gets a 4xx that names the fault, and the server goes on."""
 
+import gzip
 import http.client
 import json
+import socket
 
 import pytest
 from frontend_harness import MODEL, Server
@@ -147,6 +149,7 @@ GENERATE_FAULTS = [
     {"text": "a", "bootstrap_host": "127.0.0.9"}, {"text": "a", "is_warmup": True},
     {"text": "a", "return_entropy": True},
     {"text": ["a", "b"], "cache_salt": ["x"]}, {"text": "a", "priority": 10**10}, {"text": "x" * 2000},
+    {"text": ["a"] * 3000},
 ]  # fmt: skip
 
 
@@ -205,6 +208,43 @@ def test_a_chunked_body_that_is_too_big(server):
     assert response.status == 413
     assert json.loads(response.read())["error"]["message"]
     connection.close()
+
+
+PACKED = gzip.compress(b'{"prompt": "ab", "max_tokens": 2}')
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status"),
+    [
+        (PACKED, "gzip", 200), (b"no such thing", "gzip", 400), (b"no such thing", "deflate", 400),
+        (PACKED + b"more", "gzip", 400), (PACKED[:-12], "gzip", 400), (b"", "gzip", 400),
+        (gzip.compress(bytes(1 << 24)), "gzip", 413),
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_encoded_bodies(server, caplog, body, encoding, status):
+    got, _, raw = server.request("POST", COMPLETIONS, body, {"Content-Encoding": encoding})
+    assert got == status, raw
+    assert (got == 200) == ("choices" in json.loads(raw))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 10000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_what_is_no_http(server, caplog, raw):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        sock.sendall(raw)
+        assert sock.recv(4096).split()[1] == b"400"
+    assert not caplog.records
 
 
 def test_errors_do_not_echo_the_input(server):
