@@ -64,6 +64,8 @@ class Management:
                 if time.monotonic() - began > PROBE_LIMIT:
                     raise RequestError(f"No token came within {PROBE_LIMIT:.0f} seconds.", status=503)
                 await asyncio.wait([collector.done], timeout=0.05)
+            if collector.done.done():
+                collector.done.result()  # the error, if it is one
         return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:

@@ -53,6 +53,14 @@ def test_health_generate_needs_a_token(server, monkeypatch):
     assert server.get("/health_generate")[0] == 200
 
 
+def test_health_generate_tells_a_failure(server):
+    server.engine.fail_status = 500
+    status, answer = server.get("/health_generate")
+    server.engine.fail_status = 0
+    assert status == 500
+    assert "out of luck" in answer["error"]["message"]
+
+
 def test_health_sees_a_hung_and_a_stopped_rank(server, monkeypatch):
     monkeypatch.setattr(management, "HEARTBEAT_LIMIT", -1.0)
     status, answer = server.get("/health")
