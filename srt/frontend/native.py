@@ -16,7 +16,7 @@ from srt.frontend.logprobs import NO_LOGPROBS, TokenTexts
 from srt.frontend.protocol import NULL, GenerateRequest, NativeSampling, check_supported
 from srt.frontend.services import Services, check_priority, check_rid, json_response, new_id
 from srt.frontend.streaming import Stream
-from srt.frontend.words import namespace, prompt_texts_or_ids
+from srt.frontend.words import check_number, namespace, prompt_texts_or_ids
 from srt.messages import Finish, TextDelta, unpack_ids
 
 T = TypeVar("T")
@@ -56,6 +56,7 @@ class Native:
             texts, as_list = ([body.text], False) if isinstance(body.text, str) else (body.text, True)
             if not texts:
                 raise RequestError("`text` must not be empty.", param="text")
+            check_number(len(texts), "text")
             ids = await words.encode(texts)
         count = len(ids)
         samplings = _per_prompt(body.sampling_params or NativeSampling(), count, "sampling_params")
@@ -71,11 +72,15 @@ class Native:
         extras = _per_prompt(body.extra_key, count, "extra_key")
         names, batch = self._names(body.rid, count)
         priority = check_priority(body.priority)
+        specs: dict[tuple[int, int], sampling.SamplingSpec] = {}  # what many prompts share is checked once
         prompts = []
         for i in range(count):
             top = sampling.check_top_logprobs(tops[i], "top_logprobs_num", sampling.MAX_NATIVE_TOP_LOGPROBS)
-            spec = sampling.from_native(samplings[i], vocab_size=words.vocab_size, logprobs=top if wanted[i] else -1)
-            prompts.append(Prompt(names[i], ids[i], spec, namespace(salts[i], extras[i]), priority, batch))
+            logprobs = top if wanted[i] else -1
+            key = id(samplings[i]), logprobs
+            if key not in specs:
+                specs[key] = sampling.from_native(samplings[i], vocab_size=words.vocab_size, logprobs=logprobs)
+            prompts.append(Prompt(names[i], ids[i], specs[key], namespace(salts[i], extras[i]), priority, batch))
         return prompts, as_list or len(prompts) > 1 or prompts[0].spec.n > 1
 
     @staticmethod

@@ -146,11 +146,11 @@ def prompt_texts_or_ids(raw: msgspec.Raw, param: str, vocab_size: int) -> tuple[
         return [_read(raw, str, param)], [], False
     if shape == b'["':
         texts = _read(raw, list[str], param)
-        _check_number(len(texts), param)
+        check_number(len(texts), param)
         return texts, [], True
     if shape == b"[[":
         lists = _read(raw, list[list[int]], param)
-        _check_number(len(lists), param)
+        check_number(len(lists), param)
         return [], [pack_checked(ids, param, vocab_size) for ids in lists], True
     if shape == b"[":
         return [], [pack_checked(_read(raw, list[int], param), param, vocab_size)], False
@@ -180,7 +180,8 @@ def pack_checked(ids: list[int], param: str, vocab_size: int) -> Ids:
     return packed
 
 
-def _check_number(prompts: int, param: str) -> None:
+def check_number(prompts: int, param: str) -> None:
+    """RequestError for more than MAX_PROMPTS."""
     if prompts > MAX_PROMPTS:
         raise RequestError(f"`{param}` takes at most {MAX_PROMPTS} prompts.", param=param)
 
