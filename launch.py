@@ -87,7 +87,7 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
     """Fills in what the user left to us, so that every process reads the same values; ConfigError if it cannot be."""
     device = config.device
     if device == "auto":
-        device = "cuda" if num_cuda_devices else "cpu"
+        device = "cpu"  # also beside a GPU, as long as no executor can use it
     elif device == "cuda" and not num_cuda_devices:
         raise ConfigError("--device cuda needs an NVIDIA GPU and its driver; there is none, use --device cpu")
     _check_tp_size(config.tp_size, model)
