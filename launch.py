@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import errno
 import logging
+import resource
 import shutil
 import signal
 import socket
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(error)
     set_title("main")
     configure_logging(config.log_level, "main")
+    raise_descriptor_limit()
     try:
         listener = listen(config.host, config.port)
         files = locate(config.model_path, config.load_format, config.tokenizer_path, log=log.info)
@@ -59,6 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     import uvloop
 
     return uvloop.run(serve(config, files, listener))
+
+
+def raise_descriptor_limit() -> None:
+    """Every connection takes a descriptor; most systems give 1024 to those who do not ask for more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(host: str, port: int) -> socket.socket:
