@@ -165,8 +165,14 @@ def test_pages_of_sixteen_without_overlap(reference: Reference, check: Any) -> N
     check(bodies)
 
 
-def test_chunks_of_seven_and_retraction(reference: Reference, check: Any) -> None:
-    with running("--dtype", "float32", "--chunked-prefill-size", "7", "--max-total-tokens", "640") as server:
+def test_chunks_of_seven(reference: Reference, check: Any) -> None:
+    with running("--dtype", "float32", "--chunked-prefill-size", "7") as server:
+        check(ask_all(server, reference.prompts))
+
+
+def test_retraction(reference: Reference, check: Any) -> None:
+    """All start within a few steps, so those that admission lets in at its first reserve outgrow the pool together."""
+    with running("--dtype", "float32", "--max-total-tokens", "640") as server:
         bodies = ask_all(server, reference.prompts)
         server.wait_idle(1)
     assert sum(body["meta_info"]["num_retractions"] for body in bodies) > 0
