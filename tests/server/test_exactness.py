@@ -79,15 +79,22 @@ def reference(default_model: ModelFiles) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def tolerance(server: Server, reference: Reference) -> float:
-    """Twice what the log-probabilities of the chosen tokens differ by at most, where both chose alike."""
+def sixteen_at_once(server: Server, reference: Reference) -> list[Any]:
+    """/generate's answers, with log-probabilities."""
 
     def ask(prompt: list[int]) -> Any:
         params = {"max_new_tokens": STEPS, "temperature": 0, "ignore_eos": True}
         return server.ask("/generate", input_ids=prompt, sampling_params=params, return_logprob=True)
 
+    server.post("/flush_cache?timeout=10")
+    return _many(ask, reference.prompts)
+
+
+@pytest.fixture(scope="module")
+def tolerance(sixteen_at_once: list[Any], reference: Reference) -> float:
+    """Twice what the log-probabilities of the chosen tokens differ by at most, where both chose alike."""
     difference = 0.0
-    for body, answer in zip(_many(ask, reference.prompts), reference.answers, strict=True):
+    for body, answer in zip(sixteen_at_once, reference.answers, strict=True):
         for (logprob, token, *_), expected, own in zip(
             body["meta_info"]["output_token_logprobs"], answer.ids, answer.logprobs, strict=True
         ):
@@ -137,9 +144,8 @@ def test_one_at_a_time(server: Server, reference: Reference, check: Any) -> None
     check([server.generate(prompt, STEPS) for prompt in reference.prompts])
 
 
-def test_sixteen_at_once(server: Server, reference: Reference, check: Any) -> None:
-    server.post("/flush_cache?timeout=10")
-    check(ask_all(server, reference.prompts))
+def test_sixteen_at_once(sixteen_at_once: list[Any], check: Any) -> None:
+    check(sixteen_at_once)
 
 
 def test_second_time_from_the_cache(server: Server, reference: Reference, check: Any) -> None:
