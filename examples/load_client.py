@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
@@ -41,6 +41,11 @@ class StreamResult:
     @property
     def gaps(self) -> list[float]:
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+
+class _Answer(NamedTuple):
+    raw: bytes  # head and body as they came
+    times: list[float]  # when each event came
 
 
 class _Stream(asyncio.Protocol):
@@ -103,22 +108,22 @@ class LoadClient:
         request = self._request("POST", path, json.dumps(body, separators=(",", ":")).encode())
         result = StreamResult(perf_counter())
         try:
-            stream = await asyncio.wait_for(self._exchange(request), self._timeout)
+            answer = await asyncio.wait_for(self._exchange(request), self._timeout)
         except (OSError, asyncio.TimeoutError) as error:
             result.error = f"{type(error).__name__}: {error}"
             result.end = perf_counter()
             return result
         result.end = perf_counter()
         try:
-            _read_answer(stream, result, want_text)
+            _read_answer(answer, result, want_text)
         except (ValueError, KeyError, IndexError) as error:
             result.error = f"unreadable answer: {type(error).__name__}: {error}"
         return result
 
     async def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
         """Status and body of a plain request."""
-        stream = await asyncio.wait_for(self._exchange(self._request(method, path, b"")), self._timeout)
-        return _head_and_body(stream)
+        answer = await asyncio.wait_for(self._exchange(self._request(method, path, b"")), self._timeout)
+        return _head_and_body(answer.raw)
 
     def close(self) -> None:
         for stream in self._idle:
@@ -133,7 +138,7 @@ class LoadClient:
         )
         return head.encode() + body
 
-    async def _exchange(self, request: bytes) -> _Stream:
+    async def _exchange(self, request: bytes) -> _Answer:
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         stream = self._idle.pop() if self._idle else _Stream()
@@ -146,15 +151,16 @@ class LoadClient:
         except asyncio.CancelledError:
             stream.transport.abort()
             raise
+        answer = _Answer(b"".join(stream.parts), stream.times)  # before another request may have the connection
         if self._keep_alive and stream.open:
             self._idle.append(stream)
         else:
             stream.transport.close()
-        return stream
+        return answer
 
 
-def _head_and_body(stream: _Stream) -> tuple[int, bytes]:
-    head, _, body = b"".join(stream.parts).partition(b"\r\n\r\n")
+def _head_and_body(raw: bytes) -> tuple[int, bytes]:
+    head, _, body = raw.partition(b"\r\n\r\n")
     if not head:
         raise ValueError("the server hung up")
     if b"transfer-encoding: chunked" in head.lower():
@@ -175,13 +181,13 @@ def _dechunk(raw: bytes) -> bytes:
         at += size + 2
 
 
-def _read_answer(stream: _Stream, result: StreamResult, want_text: bool) -> None:
-    status, body = _head_and_body(stream)
+def _read_answer(answer: _Answer, result: StreamResult, want_text: bool) -> None:
+    status, body = _head_and_body(answer.raw)
     if status != 200:
         result.error = f"HTTP {status}: {body[:300].decode(errors='replace')}"
         return
     events = [event[5:].strip() for event in body.split(b"\n\n") if event.startswith(b"data:")]
-    times = stream.times
+    times = answer.times
     if len(times) != len(events):  # a chunk's edge between the two line ends: not a server we know
         raise ValueError(f"{len(events)} events, but {len(times)} were seen to arrive")
     if not events or events[-1] != b"[DONE]":
@@ -192,9 +198,9 @@ def _read_answer(stream: _Stream, result: StreamResult, want_text: bool) -> None
     last = len(events) - 1 - _first_token(events[-2::-1])
     result.times = times[first:last] or times[:1]
     for event in events[max(last - 1, 0) : -1]:
-        answer = json.loads(event)
-        _read_usage(answer.get("usage"), result)
-        if "error" in answer:
+        fields = json.loads(event)
+        _read_usage(fields.get("usage"), result)
+        if "error" in fields:
             result.error = event[:300].decode(errors="replace")
     if want_text:
         result.text = "".join(_text(json.loads(event)) for event in events[:-1])

@@ -130,6 +130,27 @@ def test_a_kept_connection_is_used_again() -> None:
     assert connections == [1, 1, 1]
 
 
+def test_connections_that_change_hands_keep_their_answers_apart() -> None:
+    pieces = [HEAD + chunk(completion("a") + completion("", "stop") + event({"choices": [], "usage": USAGE}) + DONE)]
+
+    async def run() -> list[StreamResult]:
+        results: list[StreamResult] = []
+        async with server([*pieces, chunk(b"")]) as (port, _):
+            client = LoadClient("127.0.0.1", port, keep_alive=True)
+
+            async def work() -> None:
+                for _ in range(8):
+                    results.append(await client.stream("/v1/completions", {}))
+
+            await asyncio.gather(*(work() for _ in range(16)))
+            client.close()
+        return results
+
+    results = asyncio.run(run())
+    assert [result.error for result in results] == [""] * 128
+    assert all(result.completion_tokens == 3 for result in results)
+
+
 def test_what_goes_wrong_is_an_error_of_the_request() -> None:
     refusal = b'{"error": {"message": "no such model"}}'
     answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%s" % (len(refusal), refusal)
