@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from examples.load_client import LoadClient, StreamResult
 from examples.workloads import multi_turn, random_prompts, shared_prefix
@@ -131,23 +132,41 @@ def test_a_kept_connection_is_used_again() -> None:
 
 
 def test_connections_that_change_hands_keep_their_answers_apart() -> None:
-    pieces = [HEAD + chunk(completion("a") + completion("", "stop") + event({"choices": [], "usage": USAGE}) + DONE)]
+    """Streams end one turn of the loop after the other, so a request takes a connection that was just given back."""
+    workers, waves = 16, 8
+    answer = HEAD + chunk(completion("a") + completion("", "stop") + event({"choices": [], "usage": USAGE}) + DONE)
+    asking: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+                asking.append(writer)
+                if len(asking) == workers:
+                    wave = asking[:]
+                    asking.clear()
+                    for one in wave:
+                        one.write(answer + chunk(b""))
+                        await asyncio.sleep(0)
+        writer.close()
 
     async def run() -> list[StreamResult]:
         results: list[StreamResult] = []
-        async with server([*pieces, chunk(b"")]) as (port, _):
-            client = LoadClient("127.0.0.1", port, keep_alive=True)
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = LoadClient("127.0.0.1", listening.sockets[0].getsockname()[1], keep_alive=True, timeout=10)
 
-            async def work() -> None:
-                for _ in range(8):
-                    results.append(await client.stream("/v1/completions", {}))
+        async def work() -> None:
+            for _ in range(waves):
+                results.append(await client.stream("/v1/completions", {}))
 
-            await asyncio.gather(*(work() for _ in range(16)))
+        async with listening:
+            await asyncio.gather(*(work() for _ in range(workers)))
             client.close()
         return results
 
-    results = asyncio.run(run())
-    assert [result.error for result in results] == [""] * 128
+    results = uvloop.run(run())  # as the benchmarks do
+    assert [result.error for result in results] == [""] * (workers * waves)
     assert all(result.completion_tokens == 3 for result in results)
 
 
