@@ -122,12 +122,11 @@ def _natural_dtype(model: ModelConfig, on_cpu: bool) -> str:
 def _check_tp_size(tp_size: int, model: ModelConfig) -> None:
     if tp_size == 1:
         return
-    heads, kv_heads = model.num_heads, model.num_kv_heads
-    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    fitting = [size for size in range(1, model.num_heads + 1) if model.splits_into(size)]
     if tp_size not in fitting:
         raise ConfigError(
-            f"--tp-size {tp_size} does not divide the model's {heads} query and {kv_heads} KV heads; "
-            f"sizes that do: {', '.join(map(str, fitting))}"
+            f"--tp-size {tp_size} does not divide the model's {model.num_heads} heads, {model.num_kv_heads} KV heads "
+            f"and {model.intermediate_size} feed-forward features; sizes that do: {', '.join(map(str, fitting))}"
         )
     raise ConfigError(f"--tp-size {tp_size} is not available yet: this version runs one scheduler; use --tp-size 1")
 

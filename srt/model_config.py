@@ -64,6 +64,11 @@ class ModelConfig:
         """K and V of every layer, in elements."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    def splits_into(self, num_ranks: int) -> bool:
+        """Whether heads and feed-forward features divide among ranks; more ranks than KV heads share each of them."""
+        kv_heads_divide = self.num_kv_heads % num_ranks == 0 or num_ranks % self.num_kv_heads == 0
+        return self.num_heads % num_ranks == 0 and self.intermediate_size % num_ranks == 0 and kv_heads_divide
+
     @classmethod
     def from_hf(cls, config: dict[str, Any], generation_config: dict[str, Any] | None = None) -> ModelConfig:
         """Raises ModelError for what we would otherwise get wrong in silence."""

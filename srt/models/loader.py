@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -12,6 +13,7 @@ from srt.models import MODELS
 from srt.models.llama import LlamaForCausalLM
 from srt.parallel import ParallelContext
 from srt.registry import UnknownName
+from srt.weight_names import is_redundant, weight_shapes
 
 SHOWN = 5
 
@@ -39,7 +41,8 @@ def load_model(
         architecture = MODELS.load(config.architecture)
     except UnknownName as error:
         raise ModelError(str(error)) from None
-    context = LayerContext(dtype, device, parallel, spend_memory=num_weights(config) * dtype.itemsize <= SMALL_MODEL)
+    num_weights = sum(map(math.prod, weight_shapes(config).values()))
+    context = LayerContext(dtype, device, parallel, spend_memory=num_weights * dtype.itemsize <= SMALL_MODEL)
     with torch.inference_mode():
         model = architecture(context, config, context_length or config.max_position_embeddings)
         fill(model, config, weights)
@@ -62,7 +65,7 @@ def fill(model: LlamaForCausalLM, config: ModelConfig, weights: Iterable[tuple[s
             filled.add(name)
         elif name in filled:
             raise ModelError(f"tensor {name} appears twice in the checkpoint")
-        elif not derived(name, config):
+        elif not is_redundant(name):
             unexpected.append(name)
     if missing:
         raise ModelError(f"the checkpoint lacks {listed(list(missing))}, which {config.architecture} needs")
@@ -70,28 +73,14 @@ def fill(model: LlamaForCausalLM, config: ModelConfig, weights: Iterable[tuple[s
         raise ModelError(f"the checkpoint has {listed(unexpected)}, which {config.architecture} has no place for")
 
 
-def derived(name: str, config: ModelConfig) -> bool:
-    """Tensors some checkpoints store although the config determines them: rotary tables, and a tied head's copy."""
-    return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
-
-
 def listed(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"tensor{'s' if len(names) > 1 else ''} " + ", ".join(names[:SHOWN]) + more
 
 
-def num_weights(config: ModelConfig) -> int:
-    """Of the matrices, to a few per cent."""
-    attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
-    feed_forward = 3 * config.hidden_size * config.intermediate_size
-    vocabulary = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    return config.num_layers * (attention + feed_forward) + vocabulary
-
-
 def check_split(config: ModelConfig, size: int) -> None:
     """Raises ModelError unless heads and feed-forward features divide among `size` ranks."""
-    kv_heads_divide = config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0
-    if config.num_heads % size or config.intermediate_size % size or not kv_heads_divide:
+    if not config.splits_into(size):
         raise ModelError(
             f"--tp-size {size} does not divide the model's {config.num_heads} heads, {config.num_kv_heads} key/value "
             f"heads and {config.intermediate_size} feed-forward features; take a common divisor"

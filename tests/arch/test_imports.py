@@ -60,7 +60,7 @@ ROOMS = {
     "srt.parallel": "",
     "srt.kernels": "",
     "srt.layers": "srt.parallel srt.kernels srt.model_config",
-    "srt.models": "srt.layers srt.parallel srt.registry srt.model_config",
+    "srt.models": "srt.layers srt.parallel srt.registry srt.model_config srt.weight_names",
     "srt.executor": """
         srt.scheduler.schedule_batch srt.messages srt.config srt.model_config srt.model_files srt.gguf_files
         srt.weight_names srt.models srt.layers srt.kernels srt.parallel srt.registry

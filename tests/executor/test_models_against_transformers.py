@@ -11,7 +11,8 @@ from tiny_models import FAMILIES, ROPES, VOCAB, hf_model, our_config
 
 from srt.executor.model_runner import ModelRunner
 from srt.messages import SamplingParams
-from srt.model_config import ModelError
+from srt.model_config import ARCHITECTURES, ModelError
+from srt.models import MODELS
 from srt.models.loader import load_model
 from srt.scheduler.schedule_batch import ScheduleBatch
 
@@ -190,3 +191,7 @@ def test_refuses_an_unknown_architecture_and_lists_the_known():
     config = dataclasses.replace(our_config(hf_model("llama")), architecture="MambaForCausalLM")
     with pytest.raises(ModelError, match=r"MambaForCausalLM.*LlamaForCausalLM.*Qwen3ForCausalLM"):
         load_model(config, [], torch.float32, CPU)
+
+
+def test_the_registry_has_what_the_door_accepts() -> None:
+    assert set(MODELS.names) == set(ARCHITECTURES)
