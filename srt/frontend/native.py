@@ -11,11 +11,10 @@ from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.errors import RequestError, unsupported
-from srt.frontend.generation import Collector, Generation, Prompt
+from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS, TokenTexts
 from srt.frontend.protocol import NULL, GenerateRequest, NativeSampling, check_supported
-from srt.frontend.services import Services, check_priority, check_rid, json_response, new_id
-from srt.frontend.streaming import Stream
+from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import check_number, namespace, prompt_texts_or_ids
 from srt.messages import Finish, TextDelta, unpack_ids
 
@@ -35,13 +34,7 @@ class Native:
         form = GenerateFormat(
             services.texts, as_list, bool(body.return_text_in_logprobs), bool(body.return_prompt_token_ids)
         )
-        if body.stream:
-            return await Stream(form).respond(request, services.manager, prompts)
-        collector = Collector(prompts)
-        with services.manager.running(prompts, collector) as generations:
-            await collector.done
-        bodies = [form.body(one, answer) for one, answer in zip(generations, collector.answers, strict=True)]
-        return json_response(bodies if as_list else bodies[0])
+        return await services.respond(request, prompts, form, bool(body.stream))
 
     async def _prompts(self, body: GenerateRequest) -> tuple[list[Prompt], bool]:
         """The prompts, and whether the answer is a list."""
@@ -110,7 +103,11 @@ class GenerateFormat:
         self._with_prompt = with_prompt
         self._so_far: dict[Generation, _SoFar] = {}
 
-    def body(self, generation: Generation, answer: TextDelta) -> dict[str, Any]:
+    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> Any:
+        bodies = [self._body(one, answer) for one, answer in zip(generations, answers, strict=True)]
+        return bodies if self._indexed else bodies[0]
+
+    def _body(self, generation: Generation, answer: TextDelta) -> dict[str, Any]:
         ids = unpack_ids(answer.ids)
         meta = self._meta(generation)
         if generation.logprobs >= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,11 @@ from aiohttp import web
 from srt.board import Board
 from srt.config import ServerConfig
 from srt.frontend.errors import RequestError
+from srt.frontend.generation import Collector, Prompt
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
 from srt.frontend.protocol import decode
+from srt.frontend.streaming import Format, Stream
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
 from srt.limits import Limits
@@ -61,6 +64,17 @@ class Services:
                 f"The model `{name[:100]}` does not exist; this server has `{self.model_name}`.",
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
+
+    async def respond(
+        self, request: web.Request, prompts: Sequence[Prompt], form: Format, stream: bool
+    ) -> web.StreamResponse:
+        """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
+        if stream:
+            return await Stream(form).respond(request, self.manager, prompts)
+        collector = Collector(prompts)
+        with self.manager.running(prompts, collector) as generations:
+            await collector.done
+        return json_response(form.body(generations, collector.answers))
 
     async def read(self, request: web.Request, kind: type) -> Any:
         """The body as a `kind`. RequestError for one that is too big, no JSON or of another shape."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import HttpVersion11, web
 
@@ -27,7 +27,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Format(Protocol):
-    """How one route writes its events: complete ones, each `data: …` and an empty line."""
+    """How one route writes: a body, or events, complete ones, each `data: …` and an empty line."""
+
+    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> Any:
+        """All in one piece, for JSON."""
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
         """May be empty."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,13 @@ from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.errors import RequestError, unsupported
-from srt.frontend.generation import Collector, Generation, Prompt, join
+from srt.frontend.generation import Generation, Prompt, join
 from srt.frontend.logprobs import NO_LOGPROBS
-from srt.frontend.openai.common import check_request, finish_fields, usage
+from srt.frontend.openai.common import Envelope, check_request, finish_fields
 from srt.frontend.openai.messages import template_arguments, template_messages
 from srt.frontend.protocol import ChatRequest
 from srt.frontend.sampling import SamplingSpec
-from srt.frontend.services import Services, check_priority, check_rid, json_response, new_id
-from srt.frontend.streaming import Stream
+from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import ChatPrompt, namespace
 from srt.messages import TextDelta, unpack_ids
 
@@ -37,13 +35,7 @@ class Chat:
         name = check_rid(body.rid or body.request_id) or new_id("chatcmpl-")
         spec, chat = self._sampling(body), await self._chat(body)
         prompt = Prompt(name, chat.ids, spec, chat.namespace, check_priority(body.priority))
-        form = ChatFormat(services, chat, name, body)
-        if body.stream:
-            return await Stream(form).respond(request, services.manager, [prompt])
-        collector = Collector([prompt])
-        with services.manager.running([prompt], collector) as generations:
-            await collector.done
-        return json_response(form.body(generations, collector.answers))
+        return await services.respond(request, [prompt], ChatFormat(services, chat, name, body), bool(body.stream))
 
     def _sampling(self, body: ChatRequest) -> SamplingSpec:
         top = sampling.check_top_logprobs(body.top_logprobs, "top_logprobs", sampling.MAX_TOP_LOGPROBS)
@@ -75,26 +67,16 @@ class Chat:
 
 class ChatFormat:
     def __init__(self, services: Services, chat: ChatPrompt, name: str, body: ChatRequest) -> None:
-        options = body.stream_options
+        self._envelope = Envelope(
+            name, "chat.completion", "chat.completion.chunk", services.model_name, body.stream_options
+        )
         self._words = services.words
         self._chat = chat
-        self._include_usage = bool(options and options.include_usage)
-        self._continuous_usage = bool(options and options.continuous_usage_stats)
         self._texts = services.texts
         self._eos = services.model.eos_token_ids
         self._said: dict[int, list[TextDelta]] = {}  # by index, of the choices that have begun
-        self._base = {
-            "id": name,
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": services.model_name,
-        }
-        self._chunk_base = {**self._base, "object": "chat.completion.chunk"}
-        encoded = msgspec.json.encode(self._chunk_base)[:-1]
-        self._head = b"data: " + encoded + b',"choices":[{"index":'
-        rest = b'},"logprobs":null,"finish_reason":null}]'
-        self._plain_rest = rest + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")
-        self._usage_head = b"data: " + encoded + b',"choices":[],"usage":'
+        self._head = self._envelope.head + b'{"index":'
+        self._plain_rest = b'},"logprobs":null,"finish_reason":null}' + self._envelope.rest
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []
@@ -108,14 +90,14 @@ class ChatFormat:
             }  # fmt: skip
             finish = finish_fields(generation.finish, self._eos)
             choices.append({"index": generation.index, "message": message, "logprobs": logprobs, **finish})
-        return {**self._base, "choices": choices, "usage": usage(generations)}
+        return self._envelope.answer(choices, generations)
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
         index = generation.index
         said = self._said.get(index)
         if said is not None:
             said.append(delta)
-        if said and delta.finish is None and delta.logprobs is None and not self._continuous_usage:
+        if said and delta.finish is None and delta.logprobs is None and not self._envelope.continuous_usage:
             if not delta.text:
                 return b""
             text = msgspec.json.encode(delta.text)
@@ -135,9 +117,7 @@ class ChatFormat:
         return b"".join(events)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
-        if not self._include_usage:
-            return b""
-        return b"%b%b}\n\n" % (self._usage_head, msgspec.json.encode(usage(generations)))
+        return self._envelope.tail(generations)
 
     def _event(
         self,
@@ -147,9 +127,4 @@ class ChatFormat:
         finish: dict[str, Any] | None = None,
     ) -> bytes:
         choice = {"index": generation.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        event = {**self._chunk_base, "choices": [choice | (finish or {})]}
-        if self._continuous_usage:
-            event["usage"] = usage([generation])
-        elif self._include_usage:
-            event["usage"] = None
-        return b"data: %b\n\n" % msgspec.json.encode(event)
+        return self._envelope.event(choice | (finish or {}), generation)

@@ -1,13 +1,16 @@
-"""L1, main process: what the OpenAI routes have in common: checks, usage, and how an end is told."""
+"""L1, main process: what the OpenAI routes have in common: checks, what stands around choices, usage, ends."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Generation
-from srt.frontend.protocol import OpenAIRequest, check_supported
+from srt.frontend.protocol import OpenAIRequest, StreamOptions, check_supported
 from srt.frontend.services import Services
 from srt.messages import Finish
 
@@ -19,6 +22,39 @@ def check_request(request: OpenAIRequest, services: Services) -> None:
         raise unsupported("response_format", "only the type `text` is available on this server")
     if request.stream_options is not None and not request.stream:
         raise RequestError("`stream_options` goes with `stream`: true.", param="stream_options")
+
+
+class Envelope:
+    """What stands around the choices of every answer and every chunk of one request."""
+
+    def __init__(
+        self, name: str, answer_object: str, chunk_object: str, model_name: str, options: StreamOptions | None
+    ) -> None:
+        self.continuous_usage = bool(options and options.continuous_usage_stats)
+        self._include_usage = bool(options and options.include_usage)
+        base = {"id": name, "object": answer_object, "created": int(time.time()), "model": model_name}
+        self._answer_base, self._chunk_base = base, {**base, "object": chunk_object}
+        encoded = b"data: " + msgspec.json.encode(self._chunk_base)[:-1]
+        self._usage_head = encoded + b',"choices":[],"usage":'
+        # A chunk without usage is its head, the choice as JSON, and its rest: there is no quicker way to write one.
+        self.head = encoded + b',"choices":['
+        self.rest = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+
+    def answer(self, choices: list[dict[str, Any]], generations: Sequence[Generation]) -> dict[str, Any]:
+        return {**self._answer_base, "choices": choices, "usage": usage(generations)}
+
+    def event(self, choice: dict[str, Any], generation: Generation) -> bytes:
+        chunk = {**self._chunk_base, "choices": [choice]}
+        if self.continuous_usage:
+            chunk["usage"] = usage([generation])
+        elif self._include_usage:
+            chunk["usage"] = None
+        return b"data: %b\n\n" % msgspec.json.encode(chunk)
+
+    def tail(self, generations: Sequence[Generation]) -> bytes:
+        if not self._include_usage:
+            return b""
+        return b"%b%b}\n\n" % (self._usage_head, msgspec.json.encode(usage(generations)))
 
 
 def usage(generations: Sequence[Generation]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +10,11 @@ from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.errors import RequestError, unsupported
-from srt.frontend.generation import Collector, Generation, Prompt
+from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS
-from srt.frontend.openai.common import check_request, finish_fields, usage
+from srt.frontend.openai.common import Envelope, check_request, finish_fields
 from srt.frontend.protocol import NULL, CompletionRequest
-from srt.frontend.services import Services, check_priority, check_rid, json_response, new_id
-from srt.frontend.streaming import Stream
+from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import namespace, prompt_texts_or_ids
 from srt.messages import TextDelta, unpack_ids
 
@@ -34,13 +32,7 @@ class Completions:
         check_request(body, services)
         name = check_rid(body.rid or body.request_id) or new_id("cmpl-")
         prompts = await self._prompts(body, name)
-        form = CompletionFormat(services, name, body)
-        if body.stream:
-            return await Stream(form).respond(request, services.manager, prompts)
-        collector = Collector(prompts)
-        with services.manager.running(prompts, collector) as generations:
-            await collector.done
-        return json_response(form.body(generations, collector.answers))
+        return await services.respond(request, prompts, CompletionFormat(services, name, body), bool(body.stream))
 
     async def _prompts(self, body: CompletionRequest, name: str) -> list[Prompt]:
         words = self._services.words
@@ -72,23 +64,13 @@ class Completions:
 
 class CompletionFormat:
     def __init__(self, services: Services, name: str, body: CompletionRequest) -> None:
-        options = body.stream_options
-        self._include_usage = bool(options and options.include_usage)
-        self._continuous_usage = bool(options and options.continuous_usage_stats)
+        self._envelope = Envelope(name, "text_completion", "text_completion", services.model_name, body.stream_options)
         self._texts = services.texts
         self._eos = services.model.eos_token_ids
         self._offsets: dict[Generation, int] = {}
-        self._base = {
-            "id": name,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": services.model_name,
-        }
-        encoded = msgspec.json.encode(self._base)[:-1]
-        self._head = b"data: " + encoded + b',"choices":[{"index":'
-        rest = b',"logprobs":null,"finish_reason":null,"matched_stop":null,"stop_reason":null}]'
-        self._plain_rest = rest + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")
-        self._usage_head = b"data: " + encoded + b',"choices":[],"usage":'
+        self._head = self._envelope.head + b'{"index":'
+        rest = b',"logprobs":null,"finish_reason":null,"matched_stop":null,"stop_reason":null}'
+        self._plain_rest = rest + self._envelope.rest
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []
@@ -98,10 +80,10 @@ class CompletionFormat:
                 logprobs = self._texts.completion(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids), 0)
             finish = finish_fields(generation.finish, self._eos)
             choices.append({"index": generation.index, "text": answer.text, "logprobs": logprobs, **finish})
-        return {**self._base, "choices": choices, "usage": usage(generations)}
+        return self._envelope.answer(choices, generations)
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
-        if delta.finish is None and delta.logprobs is None and not self._continuous_usage:
+        if delta.finish is None and delta.logprobs is None and not self._envelope.continuous_usage:
             if not delta.text:
                 return b""
             text = msgspec.json.encode(delta.text)
@@ -113,14 +95,7 @@ class CompletionFormat:
             self._offsets[generation] = offset + sum(map(len, logprobs["tokens"]))
             choice["logprobs"] = logprobs
         choice.update(finish_fields(delta.finish, self._eos))
-        event = {**self._base, "choices": [choice]}
-        if self._continuous_usage:
-            event["usage"] = usage([generation])
-        elif self._include_usage:
-            event["usage"] = None
-        return b"data: %b\n\n" % msgspec.json.encode(event)
+        return self._envelope.event(choice, generation)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
-        if not self._include_usage:
-            return b""
-        return b"%b%b}\n\n" % (self._usage_head, msgspec.json.encode(usage(generations)))
+        return self._envelope.tail(generations)
