@@ -17,7 +17,7 @@ RUN apt-get update \
 
 ENV PATH=/opt/lockstep/bin:$PATH TRITON_CACHE_DIR=/home/lockstep/.cache/triton
 WORKDIR /src
-COPY pyproject.toml setup.cfg README.md LICENSE launch.py ./
+COPY pyproject.toml setup.cfg setup.py README.md LICENSE launch.py ./
 COPY srt srt
 COPY radix radix
 COPY detokenizer detokenizer

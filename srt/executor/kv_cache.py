@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
+
+from srt.kernels import cpu, huge_pages
 
 
 class KVCache:
@@ -26,12 +27,16 @@ class KVCache:
         device: torch.device,
     ):
         shape = (num_layers, pool_tokens + page_size, 2 * num_kv_heads, head_dim)
+        self.head_dim = head_dim
         self._kv_TSC = list(zeros(shape, dtype, device))
 
     def store(self, layer: int, slots_N: torch.Tensor, kv_NSC: torch.Tensor) -> None:
         """`kv_NSC` holds each token's G keys, then its G values."""
         kv_TSC = self._kv_TSC[layer]
-        kv_TSC.index_copy_(0, slots_N, kv_NSC.to(kv_TSC.dtype))
+        if cpu.serves(kv_TSC.device, self.head_dim):
+            cpu.store(kv_TSC, slots_N, kv_NSC)
+        else:
+            kv_TSC.index_copy_(0, slots_N, kv_NSC.to(kv_TSC.dtype))
 
     def layer(self, layer: int) -> torch.Tensor:
         """Keys and values of all slots side by side, [T, 2 G, C]: a token's lie together, so one copy stores both."""
@@ -41,8 +46,8 @@ class KVCache:
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, because a masked position still multiplies its V by 0, and what lay in the memory before may be NaN.
 
-    On a CPU they take no room until they are used: numpy asks the system for memory that is zero, torch writes it.
+    On a CPU they take no room until they are used.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return huge_pages.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

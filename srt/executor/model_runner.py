@@ -56,7 +56,6 @@ class ModelRunner:
         Table rows are 0 .. num_rows - 1; `num_tokens_vocab` is the number of tokens that exist, the tokenizer's.
         """
         parallel = parallel or ParallelContext()
-        num_heads = config.num_heads // parallel.size
         num_kv_heads = len(kv_head_range(parallel, config.num_kv_heads))
         self._model = model
         self._tables = RowTables(num_rows, context_length, device)
@@ -70,7 +69,7 @@ class ModelRunner:
             dtype=torch.float16 if device.type == "cpu" and kv_dtype == torch.bfloat16 else kv_dtype,
             device=device,
         )
-        self._attention = TorchNativeBackend(self._cache, num_heads)
+        self._attention = TorchNativeBackend(self._cache)
         self._sampling = SamplingTable(num_rows)
         self._sampler = Sampler(self._sampling, min(num_tokens_vocab, config.vocab_size), device)
         self._queue: deque[Launched] = deque()

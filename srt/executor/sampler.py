@@ -18,6 +18,7 @@ import torch
 
 from srt.executor.noise import Noise, row_keys
 from srt.executor.sampling_table import SamplingRows, SamplingTable
+from srt.kernels import cpu
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, TokenMasks
 
 DEPTH = 12.0
@@ -110,11 +111,11 @@ class Sampler:
     def _choose(self, logits_SV: torch.Tensor, positions_S: np.ndarray, wanted: SamplingRows) -> torch.Tensor:
         drawn = np.flatnonzero(wanted.temperature > 0)
         if len(drawn) == 0:
-            return logits_SV.argmax(-1)
+            return argmax(logits_SV)
         tokens_S = torch.empty(len(logits_SV), dtype=torch.int64, device=self._device)
         if len(drawn) < len(logits_SV):
             greedy = torch.from_numpy(np.flatnonzero(wanted.temperature <= 0)).to(self._device)
-            tokens_S[greedy] = logits_SV[greedy].argmax(-1)
+            tokens_S[greedy] = argmax(logits_SV[greedy])
         keys_S2 = row_keys(wanted.seed, positions_S)
         for index in drawn:
             scaled_V = logits_SV[index].div_(float(wanted.temperature[index]))
@@ -127,6 +128,12 @@ class Sampler:
             else:
                 tokens_S[index] = scaled_V.sub_(self._noise.negative_gumbel(keys_S2[index])).argmax()
         return tokens_S
+
+
+def argmax(logits_SV: torch.Tensor) -> torch.Tensor:
+    if cpu.serves(logits_SV.device):
+        return cpu.argmax(logits_SV)
+    return logits_SV.argmax(-1)
 
 
 def penalise(logits_V: torch.Tensor, tokens: torch.Tensor, opened: OpenedRow) -> None:

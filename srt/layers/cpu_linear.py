@@ -11,30 +11,35 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from srt.kernels import cpu
+
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 """float32 [N, I] -> float32 [N, O], the bias added."""
 
 LARGEST_HALF = torch.finfo(torch.float16).max
 
-FEW_ROWS = 4
-"""Up to here a multiplication is bound by reading the weight, and FBGEMM reads fastest."""
+FEW_ROWS = 6
+"""Up to here a multiplication is bound by reading the weight, and no number format is faster than another."""
 
 
 def packed(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, spend_memory: bool) -> Multiply:
     """A multiplication that keeps its own copy of the weight, or two of them if it may spend the memory.
 
-    Two-byte weights go to FBGEMM's kernels, which read blocked float16 and multiply in float32: bfloat16's 8 bits of
-    mantissa fit into float16's 11, and what is smaller than its least normal number keeps an absolute precision of
-    3e-8. Where the CPU multiplies bfloat16 natively, oneDNN computes many rows faster than that.
+    Two-byte weights go to our own kernel; where that was not compiled to FBGEMM's, which reads blocked float16 and
+    multiplies in float32: bfloat16's 8 bits of mantissa fit into float16's 11, and what is smaller than its least
+    normal number keeps an absolute precision of 3e-8. Where the CPU multiplies bfloat16 natively, oneDNN computes many
+    rows faster than either.
     """
-    bfloat16 = weight_OI.dtype == torch.bfloat16 and multiplies_bfloat16()
-    float16 = weight_OI.dtype != torch.float32 and packs_float16() and float(weight_OI.abs().max()) <= LARGEST_HALF
-    if bfloat16 and float16 and spend_memory:
-        return ByRows(FbgemmFloat16(weight_OI, bias_O), OneDnn(weight_OI, bias_O))
-    if bfloat16:
-        return OneDnn(weight_OI, bias_O)
-    if float16:
-        return FbgemmFloat16(weight_OI, bias_O)
+    few: Multiply | None = None
+    if weight_OI.dtype != torch.float32 and cpu.AVAILABLE:
+        few = cpu.PanelLinear(weight_OI, bias_O)
+    elif weight_OI.dtype != torch.float32 and packs_float16() and float(weight_OI.abs().max()) <= LARGEST_HALF:
+        few = FbgemmFloat16(weight_OI, bias_O)
+    if weight_OI.dtype == torch.bfloat16 and multiplies_bfloat16():
+        many = OneDnn(weight_OI, bias_O)
+        return ByRows(few, many) if few and spend_memory else many
+    if few:
+        return few
     if packs_float32():
         return OneDnn(weight_OI.float(), None if bias_O is None else bias_O.float())
     return Plain(weight_OI, bias_O)

@@ -13,6 +13,7 @@ import math
 
 import torch
 
+from srt.kernels import cpu
 from srt.layers.context import LayerContext
 from srt.model_config import ModelConfig, ModelError, RopeScaling
 
@@ -33,7 +34,10 @@ class RotaryEmbedding:
 
 def rotate_(x_NSC: torch.Tensor, turns_N1F: torch.Tensor) -> None:
     """Rotates float32 queries and keys in place."""
-    torch.view_as_complex(x_NSC.unflatten(-1, (-1, 2))).mul_(turns_N1F)
+    if cpu.serves(x_NSC.device, x_NSC.shape[-1]):
+        cpu.rotate_(x_NSC, turns_N1F)
+    else:
+        torch.view_as_complex(x_NSC.unflatten(-1, (-1, 2))).mul_(turns_N1F)
 
 
 def inverse_frequencies(config: ModelConfig, num_positions: int) -> tuple[torch.Tensor, float]:

@@ -12,10 +12,11 @@ from srt.executor.attention.torch_native import WASTE, TorchNativeBackend, group
 from srt.executor.forward_batch import ForwardBatch
 from srt.executor.kv_cache import KVCache
 from srt.executor.tables import RowTables
+from srt.kernels import cpu
 from srt.scheduler.schedule_batch import ScheduleBatch
 
 CPU = torch.device("cpu")
-HEADS, KV_HEADS, DIM = 6, 2, 8
+HEADS, KV_HEADS, DIM = 6, 2, 16
 
 
 def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype: torch.dtype = torch.float32):
@@ -46,7 +47,7 @@ def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype:
     q_NHC = torch.randn((num_tokens, HEADS, DIM), generator=generator)
     kv_NSC = torch.randn((num_tokens, 2 * KV_HEADS, DIM), generator=generator)
     batch = ForwardBatch.build(plan, tables)
-    ours = TorchNativeBackend(cache, HEADS).plan(batch)(0, q_NHC, kv_NSC)
+    ours = TorchNativeBackend(cache).plan(batch)(0, q_NHC, kv_NSC)
 
     expected, first = torch.zeros_like(ours, dtype=torch.float64), 0
     for row, (start_, length_) in enumerate(rows):
@@ -78,12 +79,16 @@ def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype:
         ([(1400, 1), (8, 1), (90, 1), (0, 11), (12, 1)], 3, 0),
     ],
 )
-def test_as_written_out(rows, num_decode, shared):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_as_written_out(rows, num_decode, shared, compiled, monkeypatch):
+    monkeypatch.setattr(cpu, "AVAILABLE", compiled and cpu.AVAILABLE)
     ours, expected = run(rows, num_decode, shared=shared)
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-5)
 
 
-def test_half_precision_cache():
+@pytest.mark.parametrize("compiled", [True, False])
+def test_half_precision_cache(compiled, monkeypatch):
+    monkeypatch.setattr(cpu, "AVAILABLE", compiled and cpu.AVAILABLE)
     ours, expected = run([(40, 1), (300, 1), (6, 9)], 2, dtype=torch.float16)
     torch.testing.assert_close(ours, expected, atol=3e-3, rtol=3e-3)
 

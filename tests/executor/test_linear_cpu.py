@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from srt.kernels import cpu
 from srt.layers.cpu_linear import FEW_ROWS, FbgemmFloat16, OneDnn, Plain, packed, packs_float16, works
 
 
 @pytest.mark.parametrize("spend_memory", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 1e-6), (torch.bfloat16, 4e-3)])
-def test_any_number_of_rows(dtype, tolerance, bias, spend_memory):
+def test_any_number_of_rows(dtype, tolerance, compiled, bias, spend_memory, monkeypatch):
+    monkeypatch.setattr(cpu, "AVAILABLE", compiled and cpu.AVAILABLE)
     generator = torch.Generator().manual_seed(1)
     weight = (torch.randn((150, 70), generator=generator) * 0.05).to(dtype)
     bias_O = torch.randn(150, generator=generator).to(dtype) if bias else None
@@ -24,7 +27,9 @@ def test_any_number_of_rows(dtype, tolerance, bias, spend_memory):
         assert (result.double() - expected).norm() <= tolerance * expected.norm()
 
 
-def test_weights_beyond_float16_are_not_cut_off():
+@pytest.mark.parametrize("compiled", [True, False])
+def test_weights_beyond_float16_are_not_cut_off(compiled, monkeypatch):
+    monkeypatch.setattr(cpu, "AVAILABLE", compiled and cpu.AVAILABLE)
     weight = torch.full((4, 8), 1e6, dtype=torch.bfloat16)
     assert packed(weight, None, False)(torch.ones(1, 8))[0, 0].item() == pytest.approx(8e6, rel=1e-2)
 

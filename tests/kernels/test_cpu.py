@@ -1,0 +1,110 @@
+"""The compiled kernels against the formulas in float64. Attention has its own test, in tests/executor."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import pytest
+import torch
+
+from srt.kernels import cpu
+
+
+def test_compiled_where_it_can_be():
+    """So that nobody loses the kernels without noticing."""
+    can = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") and shutil.which("gcc")
+    if not can:
+        pytest.skip("no AVX2 or no C compiler here")
+    assert cpu.AVAILABLE, "install the package: pip install '.[test]'"
+
+
+needs_kernels = pytest.mark.skipif(not cpu.AVAILABLE, reason="the kernels are not compiled here")
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(1, 1), (7, 16), (64, 33), (577, 128), (96, 1000)])
+def test_linear(num_inputs, num_outputs, dtype):
+    weight = randn(num_outputs, num_inputs).to(dtype)
+    bias = randn(num_outputs)
+    with_bias, without = cpu.PanelLinear(weight, bias), cpu.PanelLinear(weight, None)
+    for num_tokens in (0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 50):
+        x = randn(num_tokens, num_inputs)
+        expected = x.double() @ weight.double().T
+        torch.testing.assert_close(without(x).double(), expected, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(with_bias(x).double(), expected + bias.double(), rtol=1e-5, atol=1e-4)
+
+
+@needs_kernels
+def test_linear_of_every_other_column():
+    weight = randn(32, 8).bfloat16()
+    x = randn(3, 16)[:, ::2]
+    torch.testing.assert_close(cpu.PanelLinear(weight, None)(x), x @ weight.float().T)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("tokens", "size"), [(1, 16), (3, 576), (40, 576)])
+def test_rms_norm(tokens, size):
+    x, weight, eps = randn(tokens, size) * 3, randn(size), 1e-5
+    x[0] = 0
+    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    torch.testing.assert_close(cpu.rms_norm(x, weight, eps).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
+def test_rms_norm_of_some_heads():
+    qkv, weight = randn(5, 7, 32), randn(32)
+    part = qkv[:, 2:6]
+    expected = torch.nn.functional.rms_norm(part.double(), (32,), weight.double(), 1e-6)
+    torch.testing.assert_close(cpu.rms_norm(part, weight, 1e-6).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("tokens", [1, 9, 100])
+def test_rotate(tokens):
+    x, untouched = randn(tokens, 5, 32), 2
+    angles = randn(tokens, 1, 16)
+    turns = torch.polar(torch.full_like(angles, 1.25), angles)
+    expected = x.clone()
+    pairs = torch.view_as_complex(expected[:, :-untouched].reshape(tokens, -1, 16, 2)) * turns
+    expected[:, :-untouched] = torch.view_as_real(pairs).flatten(-2)
+    cpu.rotate_(x[:, :-untouched], turns)
+    torch.testing.assert_close(x, expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_store(dtype):
+    qkv, slots = randn(4, 6, 16), torch.tensor([3, 1, 8, 5])
+    cache = torch.full((9, 4, 16), 7.0, dtype=dtype)
+    cpu.store(cache, slots, qkv[:, 2:])
+    assert torch.equal(cache[slots], qkv[:, 2:].to(dtype))
+    assert (cache[[0, 2, 4, 6, 7]] == 7).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize(("tokens", "size"), [(1, 8), (3, 1536), (20, 1536)])
+def test_silu_and_mul(tokens, size):
+    x = randn(tokens, 2 * size) * 20
+    x[0, :4] = torch.tensor([-1e30, -100.0, 100.0, 1e30])
+    gate, up = x.double().chunk(2, dim=-1)
+    torch.testing.assert_close(cpu.silu_and_mul(x).double(), torch.nn.functional.silu(gate) * up, rtol=1e-6, atol=1e-6)
+
+
+@needs_kernels
+def test_argmax_takes_the_first_of_the_largest():
+    x = randn(5, 1003)
+    x[1] = 2.0
+    x[2, [77, 900]] = 50.0
+    x[3] = -math.inf
+    x[4, 1002] = math.inf
+    assert cpu.argmax(x[:, :1003]).tolist() == [int(x[0].argmax()), 0, 77, 0, 1002]
+    assert cpu.argmax(x[:, 3:1000]).tolist()[:3] == [int(x[0, 3:1000].argmax()), 0, 74]
+    x[0, 5] = x[1] = math.nan
+    assert cpu.argmax(x[:, 6:])[0] == x[0, 6:].argmax()
+    assert cpu.argmax(x)[1] == 0
