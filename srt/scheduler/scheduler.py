@@ -71,7 +71,7 @@ class Scheduler:
             assert plan or prev or not self._requests, "requests are there, and none can move"
             self._consensus.step(inbox, plan)
             # The device is busy from here on.
-            cur = Launched(plan, self._executor.forward(plan.batch)) if plan else None
+            cur = self._launch(plan) if plan else None
             if prev:
                 self._commit(prev)  # hidden behind cur's forward
             if cur:
@@ -126,7 +126,17 @@ class Scheduler:
                 reason = f"Cache not flushed: {len(self._requests)} requests are waiting or running."
                 self._outlet.reply(FlushReply(flush.ticket, False, reason))
 
-    # ---- commit -----------------------------------------------------------------------------------------------------
+    # ---- launch and commit ------------------------------------------------------------------------------------------
+
+    def _launch(self, plan: Plan) -> Launched:
+        """Prompts are known before their K/V is, and steps take effect in order: the next plan may share them."""
+        batch, requests = plan
+        handle = self._executor.forward(batch)
+        ends = (batch.start + batch.length).tolist()
+        for request, end in zip(requests[batch.num_decode :], ends[batch.num_decode :], strict=True):
+            changed = self._ledger.share(request.tenancy, request.key(end))
+            request.synced = min(request.synced, changed)
+        return Launched(plan, handle)
 
     def _masks(self, launched: Launched) -> TokenMasks | None:
         if self._grammars is None:
@@ -136,22 +146,17 @@ class Scheduler:
         return self._grammars.masks([request.rid if samples else None for request, samples in sampling])
 
     def _commit(self, launched: Launched) -> None:
-        """Enters a step's values into the ledger: tokens, finishes, prefixes; releases what nobody computes."""
+        """Enters a step's values into the ledger: tokens and finishes; releases what nobody computes."""
         batch, requests = launched.plan
         result = self._executor.result(launched.handle)
         tokens, samples = result.tokens.tolist(), batch.samples.tolist()
-        ends = (batch.start + batch.length).tolist()
         index = 0
         for i, request in enumerate(requests):
             request.in_flight -= 1
-            if request.finish is None:
-                if i >= batch.num_decode:
-                    changed = self._ledger.share(request.tenancy, request.key(ends[i]))
-                    request.synced = min(request.synced, changed)
-                if samples[i]:
-                    self._output.token(request, tokens[index], result, index)
-                    if self._grammars is not None and request.finish is None:
-                        self._grammars.accept(request.rid, tokens[index])
+            if request.finish is None and samples[i]:
+                self._output.token(request, tokens[index], result, index)
+                if self._grammars is not None and request.finish is None:
+                    self._grammars.accept(request.rid, tokens[index])
             index += samples[i]
             if request.finish is not None and request.in_flight == 0:
                 self._release(request)

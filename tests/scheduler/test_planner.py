@@ -126,13 +126,18 @@ def test_siblings_share_chunks_before_the_first_is_done():
     assert simulation.outlet.openings[2].cached_tokens >= 16
 
 
+def test_a_prompt_in_flight_is_shared_by_the_next_step():
+    simulation = run(Setting(overlap=True), {1: [request(1, list(range(12)), 4)], 2: [request(2, list(range(12)), 4)]})
+    assert simulation.outlet.openings[2].cached_tokens == 11
+
+
 def test_identical_prompts_at_once_end_up_in_one_place():
     """Both are computed, for neither was there; then one of the copies is given up."""
     setting = Setting(max_running=4, token_budget=64, num_pages=64)
     simulation = Simulation(setting, {1: [request(rid, list(range(12)), 4, seed=1) for rid in range(4)]})
     simulation.run().check()
     assert simulation.ledger.cached_tokens == 12 + 3
-    assert simulation.observer.held[:3] == [4 * 12, 12 + 4, 12 + 8]
+    assert simulation.observer.held[:3] == [12, 12 + 4, 12 + 8]
 
 
 def test_cache_off_finds_nothing():
