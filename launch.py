@@ -27,6 +27,7 @@ from srt.model_config import ModelConfig, ModelError
 from srt.model_files import ModelFiles, locate
 from srt.process import Child, ChildSpec, StartError, configure_logging, set_title
 from srt.transport import Endpoints
+from srt.watchdog import Watchdog, difference, first_failure, read_all, table
 
 SCHEDULER_DOOR = "srt.scheduler.process:main"
 DETOKENIZER_DOOR = "detokenizer.process:main"
@@ -35,6 +36,10 @@ DRAIN_SECONDS = 30.0
 """How long requests that run may go on after SIGTERM or Ctrl-C."""
 STOP_SECONDS = 3.0
 """How long a child may take to end before it is killed."""
+FAULT_STOP_SECONDS = 0.5
+"""The same after a fault: a rank that waits for another one does not hear that it should end."""
+LAST_WORDS_SECONDS = 0.3
+"""How long the other processes may take to say what a death did to them, and to print where they are."""
 FAREWELL_SECONDS = 1.0
 """How long clients may take to read that a process has died."""
 
@@ -128,7 +133,6 @@ def _check_tp_size(tp_size: int, model: ModelConfig) -> None:
             f"--tp-size {tp_size} does not divide the model's {model.num_heads} heads, {model.num_kv_heads} KV heads "
             f"and {model.intermediate_size} feed-forward features; sizes that do: {', '.join(map(str, fitting))}"
         )
-    raise ConfigError(f"--tp-size {tp_size} is not available yet: this version runs one scheduler; use --tp-size 1")
 
 
 async def serve(
@@ -152,9 +156,12 @@ async def serve(
     board = Board.create(endpoints.board, config.tp_size)
     _log_configuration(config)
     children: list[Child] = []
+    patience = STOP_SECONDS
     try:
-        for title, door in (("detokenizer", DETOKENIZER_DOOR), ("scheduler 0", scheduler_door)):
-            children.append(await Child.start(door, _child_spec(title, config, endpoints, files)))
+        children.append(await Child.start(DETOKENIZER_DOOR, _child_spec("detokenizer", 0, config, endpoints, files)))
+        for rank in range(config.tp_size):
+            spec = _child_spec(f"scheduler {rank}", rank, config, endpoints, files)
+            children.append(await Child.start(scheduler_door, spec))
         answers = await _unless(stop, asyncio.gather(*(child.ready() for child in children)))
         if answers is None:
             return 0
@@ -164,18 +171,23 @@ async def serve(
         frontend = await app.serve(config, files, limits, endpoints, board, engine, listener)
         host = f"[{config.host}]" if ":" in config.host else config.host
         log.info("ready: http://%s:%d", host, listener.getsockname()[1])
-        obituary = await _unless(stop, _first_death(children))
-        if obituary is None:
+        schedulers = children[1:]
+        watchdog = Watchdog(board, [child.pid for child in schedulers], config.watchdog_timeout)
+        fault = await _unless(stop, _first_of(_first_death(children), watchdog.fault()))
+        if fault is None:
             log.info("stopping: no new requests, up to %.0f s for those that run", DRAIN_SECONDS)
             stop.clear()
-            ending = await _unless(stop, _first_of(frontend.drained(DRAIN_SECONDS), _first_death(children)))
+            drained = frontend.drained(DRAIN_SECONDS)
+            ending = await _unless(stop, _first_of(drained, _first_death(children), watchdog.fault()))
             if not isinstance(ending, str):
                 if not ending:
                     frontend.fail("the server was stopped before this request was done")
                 return 0
-            obituary = ending
-        log.error("%s; stopping", obituary)
-        frontend.fail(obituary)
+            fault = ending
+        patience = FAULT_STOP_SECONDS
+        reason = await _explain(fault, children, schedulers, board)
+        log.error("%s; stopping", reason)
+        frontend.fail(reason)
         await asyncio.sleep(FAREWELL_SECONDS)
         return 1
     except (StartError, ModelError) as error:
@@ -183,14 +195,31 @@ async def serve(
     finally:
         if frontend is not None:
             await frontend.stop()
-        await asyncio.gather(*(child.stop(STOP_SECONDS) for child in children))
+        await asyncio.gather(*(child.stop(patience) for child in children))
         board.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _child_spec(title: str, config: ServerConfig, endpoints: Endpoints, files: ModelFiles) -> ChildSpec:
+async def _explain(fault: str, children: list[Child], schedulers: list[Child], board: Board) -> str:
+    """Why the house must end; the ranks' last steps go to the log. `fault` is what was noticed first.
+
+    One death or one wrong decision brings others after it, so the cause is not always what is noticed first.
+    """
+    if not any(child.has_ended for child in children):  # then somebody hangs
+        for child in schedulers:
+            child.dump_stacks()
+    await asyncio.sleep(LAST_WORDS_SECONDS)
+    records = read_all(board)
+    if len(records) > 1:
+        log.error("%s", table(records))
+    killed = [await child.obituary() for child in children if child.was_killed]
+    return difference(records) or next(iter(killed), None) or first_failure(records) or fault
+
+
+def _child_spec(title: str, rank: int, config: ServerConfig, endpoints: Endpoints, files: ModelFiles) -> ChildSpec:
     return ChildSpec(
         title=title,
+        rank=rank,
         config=config,
         endpoints=endpoints,
         model=files.model_config,

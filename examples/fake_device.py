@@ -52,7 +52,7 @@ class FakeDevice:
         return StepResult(launched.tokens)
 
 
-def make_device(spec: ChildSpec, token_bytes: TokenBytes) -> Device:
+def make_device(spec: ChildSpec, token_bytes: TokenBytes, ranks: object) -> Device:
     config = spec.config
     words = [
         token

@@ -1,8 +1,8 @@
 """Shared: the board, a file in shared memory on which every scheduler process keeps one record of how it is doing.
 
-Only the rank itself writes its record; the main process reads them all, also when a rank hangs or has died. A record
-carries a heartbeat, what the rank is doing, the ledger's gauges, and the digests of its last steps, written before
-the step's first collective. A checksum tells a reader who came in the middle of a write to look again.
+Only the rank itself writes its record; rank 0 and the main process read them all, also when a rank hangs or has died. A
+record carries a heartbeat, what the rank is doing, the ledger's gauges, why it failed, and what it decided in its last
+steps, each written before the step's first collective. Checksums tell a reader who came in the middle of a write.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 GAUGES = (
     "running",
@@ -39,16 +40,34 @@ class Phase(IntEnum):
     IDLE = 1
     RUNNING = 2
     STOPPED = 3
+    FAILED = 4
+
+
+class Decision(NamedTuple):
+    """What a rank decided in one step, in the order of cause and effect. 64 bits each; hashes of what is longer."""
+
+    step: int  # the number of its inbox, from 1
+    digest: int  # of all that follows, in this step and in all before it
+    inbox: int
+    tokens: int  # committed since the step before
+    retracted: int  # requests, since the start
+    evicted: int  # tokens, since the start
+    free: int  # tokens of the pool
+    rows: int  # which rows the plan computes, and which of their positions
+    slots: int  # where the K/V of these goes
 
 
 _CHECKSUM = struct.Struct("<Q")  # CRC-32 of all that follows
 _HEAD = struct.Struct("<QQdQQ")  # pid, phase, heartbeat, step, digest
 _GAUGES = struct.Struct(f"<{len(GAUGES)}Q")
-_STEP = struct.Struct("<QQ")  # step, digest
+_DECISION = struct.Struct(f"<{len(Decision._fields)}Q")
+_FAILURE = 400  # bytes of UTF-8 that say why the rank failed
 _GAUGES_AT = _HEAD.size
-_RING_AT = _GAUGES_AT + _GAUGES.size
-_BODY = _RING_AT + RING * _STEP.size
-_RECORD = _CHECKSUM.size + _BODY
+_FAILURE_AT = _GAUGES_AT + _GAUGES.size
+_BODY = _FAILURE_AT + _FAILURE
+_ENTRY = _CHECKSUM.size + _DECISION.size
+_RING_AT = _CHECKSUM.size + _BODY
+_RECORD = _RING_AT + RING * _ENTRY
 _READ_ATTEMPTS = 20
 
 
@@ -60,7 +79,8 @@ class Record:
     step: int
     digest: int  # of everything decided up to `step`
     gauges: dict[str, int]
-    recent: tuple[tuple[int, int], ...]  # (step, digest), oldest first
+    failure: str  # why the rank failed; empty if it did not
+    recent: tuple[Decision, ...]  # oldest first
 
 
 class Board:
@@ -78,22 +98,30 @@ class Board:
     @classmethod
     def create(cls, path: str, num_ranks: int) -> Board:
         with open(path, "xb") as file:
-            file.write(_seal(bytes(_BODY)) * num_ranks)
+            file.write((_seal(bytes(_BODY)) + RING * bytes(_ENTRY)) * num_ranks)
         return cls(path, num_ranks)
 
     def read(self, rank: int) -> Record:
         """The rank's record as it is now; if its writer died in the middle of a write, the last one that was read."""
+        base = rank * _RECORD
         for _ in range(_READ_ATTEMPTS):
-            raw = self._map[rank * _RECORD : (rank + 1) * _RECORD]
-            if raw == _seal(raw[_CHECKSUM.size :]):
+            raw = self._map[base : base + _RING_AT]
+            if _is_whole(raw):
                 self._last[rank] = raw
                 break
             time.sleep(0.0001)
         body = self._last[rank][_CHECKSUM.size :]
         pid, phase, heartbeat, step, digest = _HEAD.unpack_from(body)
         gauges = dict(zip(GAUGES, _GAUGES.unpack_from(body, _GAUGES_AT), strict=True))
-        recent = sorted(entry for entry in _STEP.iter_unpack(body[_RING_AT:]) if entry[0])
-        return Record(pid, Phase(phase), heartbeat, step, digest, gauges, tuple(recent))
+        failure = body[_FAILURE_AT:].rstrip(b"\0").decode(errors="ignore")
+        decisions = (decision_in(self.entry(rank, step)) for step in range(RING))
+        recent = sorted(decision for decision in decisions if decision is not None)
+        return Record(pid, Phase(phase), heartbeat, step, digest, gauges, failure, tuple(recent))
+
+    def entry(self, rank: int, step: int) -> bytes:
+        """What the rank has written where its decision of this step belongs: see `decision_in`."""
+        at = rank * _RECORD + _RING_AT + step % RING * _ENTRY
+        return self._map[at : at + _ENTRY]
 
     def close(self) -> None:
         self._map.close()
@@ -115,10 +143,10 @@ class RankRecord:
         self._phase = phase
         self._write()
 
-    def step(self, step: int, digest: int) -> None:
-        """Steps count from 1; digests are 64 bits wide."""
-        self._phase, self._step, self._digest = Phase.RUNNING, step, digest
-        _STEP.pack_into(self._body, _RING_AT + step % RING * _STEP.size, step, digest)
+    def step(self, decision: Decision) -> None:
+        self._phase, self._step, self._digest = Phase.RUNNING, decision.step, decision.digest
+        at = self._base + _RING_AT + decision.step % RING * _ENTRY
+        self._map[at : at + _ENTRY] = _seal(_DECISION.pack(*decision))
         self._write()
 
     def gauges(self, **values: int) -> None:
@@ -126,10 +154,27 @@ class RankRecord:
         _GAUGES.pack_into(self._body, _GAUGES_AT, *map(values.__getitem__, GAUGES))
         self._write()
 
+    def fail(self, reason: str) -> None:
+        """The rank's last words: its heartbeat stays at the moment of the failure."""
+        self._body[_FAILURE_AT:] = reason.encode()[:_FAILURE].ljust(_FAILURE, b"\0")
+        self.beat(Phase.FAILED)
+
     def _write(self) -> None:
         _HEAD.pack_into(self._body, 0, self._pid, self._phase, time.monotonic(), self._step, self._digest)
-        self._map[self._base : self._base + _RECORD] = _seal(self._body)
+        self._map[self._base : self._base + _RING_AT] = _seal(self._body)
+
+
+def decision_in(entry: bytes) -> Decision | None:
+    """None if nothing is there yet, or half of something."""
+    if not _is_whole(entry):
+        return None
+    decision = Decision(*_DECISION.unpack_from(entry, _CHECKSUM.size))
+    return decision if decision.step else None
 
 
 def _seal(body: bytes | bytearray) -> bytes:
     return _CHECKSUM.pack(zlib.crc32(body)) + body
+
+
+def _is_whole(raw: bytes) -> bool:
+    return raw[: _CHECKSUM.size] == _CHECKSUM.pack(zlib.crc32(memoryview(raw)[_CHECKSUM.size :]))

@@ -54,6 +54,7 @@ class ServerConfig:
     disable_radix_cache: bool = flag(False, "forget the K/V of finished requests")
     disable_overlap_schedule: bool = flag(False, "plan a step only after the last one's tokens are known")
     tp_size: int = flag(1, "GPUs (or CPU processes) that share each layer's weights", aliases=("--tp",))
+    watchdog_timeout: float = flag(300.0, "seconds after which an engine whose step does not end counts as hung")
     random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
     api_key: str | None = flag(None, "clients must send it as a bearer token")
     chat_template: str | None = flag(None, "file with a Jinja chat template, if not the model's own")
@@ -76,6 +77,8 @@ class ServerConfig:
             raise ConfigError(f"--port must be between 0 and 65535, not {self.port}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise ConfigError(f"--mem-fraction-static must lie between 0 and 1, not {self.mem_fraction_static}")
+        if not self.watchdog_timeout > 0:
+            raise ConfigError(f"--watchdog-timeout must be above 0, not {self.watchdog_timeout}")
         if self.random_seed is not None and not 0 <= self.random_seed < 2**63:
             raise ConfigError(f"--random-seed must be at least 0 and below 2**63, not {self.random_seed}")
 

@@ -64,6 +64,10 @@ class ModelConfig:
         """K and V of every layer, in elements."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    def kv_elements_per_rank(self, num_ranks: int) -> int:
+        """Those of a token that one of `num_ranks` ranks stores: with more ranks than KV heads each stores one head."""
+        return self.kv_elements_per_token // self.num_kv_heads * max(1, self.num_kv_heads // num_ranks)
+
     def splits_into(self, num_ranks: int) -> bool:
         """Whether heads and feed-forward features divide among ranks; more ranks than KV heads share each of them."""
         kv_heads_divide = self.num_kv_heads % num_ranks == 0 or num_ranks % self.num_kv_heads == 0

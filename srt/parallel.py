@@ -1,14 +1,33 @@
-"""L4, each rank: which shard of the model this process holds, and the collectives between the shards.
+"""L4, each rank: which shard of the model this process holds, and what the ranks tell each other.
 
-Layers call these at the places where a sharded model must talk; with one rank they cost nothing.
+Layers call a `ParallelContext` at the places where a sharded model must talk; with one rank it costs nothing. `Ranks`
+is the group itself: how its processes meet, agree before they serve, and hear the leader's inboxes.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
+
+from srt.config import ConfigError
+
+FOR_EVER = timedelta(days=3650)
+"""Idle followers wait for an inbox as long as it takes."""
+COMPUTE_TIMEOUT = timedelta(seconds=60)
+"""Of a collective between shards, whose ranks all have the same work."""
+PAGE = 4096
+"""Bytes of the one broadcast that carries an inbox; what does not fit follows in a second one."""
+LEAST_SHARE = 0.9
+"""Of the free memory of another rank that each must have."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +45,6 @@ class ParallelContext:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks. May be written into x."""
         if self.size > 1:
-            import torch.distributed as dist
-
             dist.all_reduce(x, group=self.group)
         return x
 
@@ -35,8 +52,6 @@ class ParallelContext:
         """The ranks' tensors side by side along the last dimension: [..., n] -> [..., size * n]."""
         if self.size == 1:
             return x
-        import torch.distributed as dist
-
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         return torch.cat(parts, dim=-1)
@@ -46,3 +61,84 @@ class ParallelContext:
         assert total % self.size == 0
         part = total // self.size
         return range(self.rank * part, (self.rank + 1) * part)
+
+
+class Ranks:
+    """The processes that share one model, met through a file; on one host they talk over its loopback interface."""
+
+    def __init__(self, rendezvous: str, rank: int, size: int, backend: str) -> None:
+        """Returns once all are there. `backend` is of the collectives between shards: "gloo" or "nccl"."""
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo listens where the host's name leads
+        store = dist.FileStore(rendezvous, size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=FOR_EVER)
+        self.rank = rank
+        self.size = size
+        self._inboxes = dist.group.WORLD
+        self.context = ParallelContext(rank, size, dist.new_group(backend=backend, timeout=COMPUTE_TIMEOUT))
+        self._page = torch.zeros(PAGE, dtype=torch.uint8)
+        self._page_bytes = memoryview(self._page.numpy())
+
+    def send(self, data: bytes) -> None:
+        """The leader's end of a broadcast: the data's length, the data, and a second broadcast for what is left."""
+        page = self._page_bytes
+        fits = min(len(data), PAGE - 8)
+        page[:8] = len(data).to_bytes(8, "little")
+        page[8 : 8 + fits] = data[:fits]
+        self._broadcast(self._page)
+        if fits < len(data):
+            self._broadcast(torch.from_numpy(np.frombuffer(data[fits:], np.uint8).copy()))
+
+    def receive(self) -> bytes:
+        self._broadcast(self._page)
+        length = int.from_bytes(self._page_bytes[:8], "little")
+        data = bytes(self._page_bytes[8 : 8 + min(length, PAGE - 8)])
+        if len(data) == length:
+            return data
+        rest = torch.empty(length - len(data), dtype=torch.uint8)
+        self._broadcast(rest)
+        return data + rest.numpy().tobytes()
+
+    def gather(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Each rank's value (JSON, a page at most), by rank."""
+        data = json.dumps(value).encode()
+        own = torch.from_numpy(np.frombuffer(data.ljust(PAGE), np.uint8).copy())
+        pages = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(pages, own, group=self._inboxes)
+        return [json.loads(page.numpy().tobytes()) for page in pages]
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def _broadcast(self, data: torch.Tensor) -> None:
+        self._inboxes.broadcast(data, 0).wait()
+
+
+def fingerprint(config_digest: str) -> dict[str, Any]:
+    """What must be equal on ranks that are to compute the same numbers."""
+    return {
+        "configuration": config_digest,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        "number of threads": torch.get_num_threads(),
+    }
+
+
+def check_alike(fingerprints: list[dict[str, Any]]) -> None:
+    """ConfigError that names the first rank and thing that is not as on rank 0."""
+    for rank, other in enumerate(fingerprints):
+        for name, value in fingerprints[0].items():
+            if other[name] != value:
+                raise ConfigError(f"the {name} of rank {rank} is {other[name]}, of rank 0 {value}; they must be equal")
+
+
+def check_balance(free_memory: list[int]) -> None:
+    """ConfigError that names two ranks of which one has too little memory beside the other."""
+    least, most = (pick(range(len(free_memory)), key=free_memory.__getitem__) for pick in (min, max))
+    if free_memory[least] < LEAST_SHARE * free_memory[most]:
+        raise ConfigError(
+            f"rank {least} has {free_memory[least] / 2**30:.2f} GiB of free memory and rank {most} "
+            f"{free_memory[most] / 2**30:.2f} GiB; the K/V pool is as large as the least allows, so each rank needs "
+            f"at least {LEAST_SHARE:.0%} of what another has: end what else uses the memory of rank {least}"
+        )

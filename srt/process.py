@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import json
 import logging
@@ -36,6 +37,9 @@ _PR_SET_PDEATHSIG = 1
 STOP = signal.SIGUSR1
 """Ends a child. Not SIGTERM or SIGINT: terminals and service managers send those to all processes at once, and a child
 that followed them would take from the parent the requests that it lets finish."""
+
+DUMP = signal.SIGUSR2
+"""Makes a child print the stacks of its threads, even while it waits where no handler of Python's runs."""
 
 Ready = Callable[[dict[str, Any]], None]
 """Called once by a door when it can serve, with what the parent should know (JSON types)."""
@@ -111,6 +115,19 @@ class Child:
             raise StartError(answer["error"])
         return answer["ready"]
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
+    @property
+    def was_killed(self) -> bool:
+        """It has ended, by a signal."""
+        return self.has_ended and self._process.returncode < 0
+
+    def dump_stacks(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(DUMP)
+
     async def obituary(self) -> str:
         """Waits for the end and tells how it came."""
         code = await self._process.wait()
@@ -134,6 +151,11 @@ class Stopped(BaseException):
     """Raised in a child's main thread by STOP; not an Exception, so that nothing swallows it."""
 
 
+def end_at_once_when_stopped() -> None:
+    """For a child with nothing to tidy up that waits where no handler of Python's runs."""
+    signal.signal(STOP, signal.SIG_DFL)
+
+
 def set_title(title: str) -> None:
     setproctitle(f"lockstep: {title}")
 
@@ -150,6 +172,7 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(STOP, _raise_stopped)
+    faulthandler.register(DUMP)
     spec = ChildSpec.from_json(sys.stdin.buffer.read())
     set_title(spec.title)
     configure_logging(spec.config.log_level, spec.title)

@@ -36,6 +36,11 @@ class Endpoints:
         """Path of the file behind the shared-memory board."""
         return f"{self.folder}/board"
 
+    @property
+    def rendezvous(self) -> str:
+        """Path of the file through which the ranks of this host find each other."""
+        return f"{self.folder}/rendezvous"
+
 
 def push(address: str, context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.PUSH)

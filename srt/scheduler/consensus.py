@@ -1,4 +1,4 @@
-"""L2, each rank: a running digest of everything the rank decided, on the board for all to compare.
+"""L2, each rank: what the rank decided in each step, on the board for all to compare.
 
 The ledger is a pure function of the configuration, the ordered inboxes and the sampled tokens; so two ranks whose
 digests are equal have decided alike up to that step, and the first step at which they differ is where to look.
@@ -6,17 +6,20 @@ digests are equal have decided alike up to that step, and the first step at whic
 
 from __future__ import annotations
 
-import hashlib
+import struct
+from hashlib import blake2b
 
 from radix import Ledger
-from srt.board import RankRecord
+from srt.board import Decision, RankRecord
 from srt.messages import Inbox
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Plan, Planner
 
+_INBOX = struct.Struct("<Qd")
+
 
 class BoardConsensus:
-    """Digest of (inbox n, plan n, free count, evictions, retractions, tokens n - 1), chained from step to step."""
+    """Writes inbox n, plan n, and how the ledger stands before it, all the tokens up to step n - 1 in it."""
 
     def __init__(self, record: RankRecord, planner: Planner, output: Output, ledger: Ledger) -> None:
         self._record = record
@@ -26,15 +29,23 @@ class BoardConsensus:
         self._digest = 0
 
     def step(self, inbox: Inbox, plan: Plan | None) -> None:
-        ledger = self._ledger
-        numbers = (self._digest, inbox.number, ledger.free_tokens, ledger.evicted_total, self._planner.retractions)
-        state = hashlib.blake2b(repr(numbers).encode(), digest_size=8)
-        for item in inbox.items:
-            state.update(item)
-        state.update(self._output.take_committed())
-        if plan is not None:
-            batch = plan.batch
-            for column in (batch.row, batch.start, batch.length, batch.slots):
-                state.update(column)
-        self._digest = int.from_bytes(state.digest(), "little")
-        self._record.step(inbox.number, self._digest)
+        batch = plan.batch if plan else None
+        fields = (
+            _hash(_INBOX.pack(inbox.number, inbox.now), *inbox.items),
+            _hash(self._output.take_committed()),
+            self._planner.retractions,
+            self._ledger.evicted_total,
+            self._ledger.free_tokens,
+            _hash(batch.row, batch.start, batch.length) if batch else 0,
+            _hash(batch.slots) if batch else 0,
+        )
+        self._digest = _hash(struct.pack(f"<Q{len(fields)}Q", self._digest, *fields))
+        self._record.step(Decision(inbox.number, self._digest, *fields))
+
+
+def _hash(*parts: object) -> int:
+    """64 bits of BLAKE2b. `parts` are bytes or arrays."""
+    state = blake2b(digest_size=8)
+    for part in parts:
+        state.update(part)
+    return int.from_bytes(state.digest(), "little")

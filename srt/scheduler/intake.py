@@ -1,32 +1,47 @@
-"""L2, leader: the socket on which requests arrive, and the only clock below the frontend."""
+"""L2, each rank: where inboxes come from. The leader has a socket and the only clock below the frontend; it passes on
+what it hears, byte for byte, and followers hear nothing else.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
+import msgspec
 import zmq
 
 from srt.messages import Inbox
 from srt.transport import pull
 
 HEARTBEAT_MS = 1000
-"""How long an idle leader sleeps at most before it shows that it lives."""
+"""How long an idle leader waits for a message before it sends an empty inbox, to show that it lives."""
+
+
+class Broadcast(Protocol):
+    """From the leader to every follower, in order, without loss."""
+
+    def send(self, data: bytes) -> None: ...
+
+    def receive(self) -> bytes: ...
 
 
 class LeaderIntake:
-    """`on_heartbeat` is called before each wait and each time one passes without a message."""
+    """`on_wait` is called before each wait. Without followers there is no broadcast."""
 
-    def __init__(self, address: str, context: zmq.Context, on_heartbeat: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, context: zmq.Context, on_wait: Callable[[], None], broadcast: Broadcast | None = None
+    ) -> None:
         self._socket = pull(address, context)
         self._number = 0
-        self._on_heartbeat = on_heartbeat
+        self._on_wait = on_wait
+        self._broadcast = broadcast
+        self._encoder = msgspec.msgpack.Encoder()
 
     def next(self, wait: bool) -> Inbox:
         if wait:
-            self._on_heartbeat()
-            while not self._socket.poll(HEARTBEAT_MS):
-                self._on_heartbeat()
+            self._on_wait()
+            self._socket.poll(HEARTBEAT_MS)
         items = []
         while True:
             try:
@@ -34,4 +49,23 @@ class LeaderIntake:
             except zmq.Again:
                 break
         self._number += 1
-        return Inbox(self._number, time.monotonic(), tuple(items))
+        inbox = Inbox(self._number, time.monotonic(), tuple(items))
+        if self._broadcast is not None:
+            self._broadcast.send(self._encoder.encode(inbox))
+        return inbox
+
+
+class FollowerIntake:
+    def __init__(self, broadcast: Broadcast, on_wait: Callable[[], None]) -> None:
+        self._broadcast = broadcast
+        self._on_wait = on_wait
+        self._number = 0
+        self._decoder = msgspec.msgpack.Decoder(Inbox)
+
+    def next(self, wait: bool) -> Inbox:
+        if wait:
+            self._on_wait()
+        inbox = self._decoder.decode(self._broadcast.receive())
+        self._number += 1
+        assert inbox.number == self._number, f"inbox {inbox.number} came where {self._number} was due"
+        return inbox

@@ -39,10 +39,17 @@ class Intake(Protocol):
 class Outlet(Protocol):
     """Where results go. On followers nothing leaves."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether something waits to be released, so that the loop must not sleep yet."""
+
     def tokens(self, batch: TokenBatch) -> None:
         """What a step gave; a batch without deltas need not be sent."""
 
     def reply(self, message: FlushReply) -> None: ...
+
+    def release(self, step: int) -> None:
+        """This rank's decision of `step` is on the board: what earlier steps gave may leave once all ranks agree."""
 
 
 class Grammars(Protocol):

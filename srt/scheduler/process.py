@@ -6,29 +6,33 @@ under the very same processes.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from radix import Ledger
 from srt.board import Board, Phase, RankRecord
-from srt.messages import FlushReply, TokenBatch
-from srt.process import ChildSpec, Ready
+from srt.process import ChildSpec, Ready, end_at_once_when_stopped
 from srt.scheduler.consensus import BoardConsensus
-from srt.scheduler.intake import LeaderIntake
-from srt.scheduler.interfaces import Executor
+from srt.scheduler.intake import FollowerIntake, LeaderIntake
+from srt.scheduler.interfaces import Executor, Intake, Outlet
 from srt.scheduler.observer import BoardObserver
+from srt.scheduler.outlet import AgreedOutlet, SilentOutlet, ZmqOutlet
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
 from srt.scheduler.policy import ORDERS
 from srt.scheduler.scheduler import Scheduler
 from srt.token_bytes import TokenBytes
 from srt.transport import Sender
+
+if TYPE_CHECKING:
+    from srt.parallel import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -42,22 +46,8 @@ class Device:
     memory: dict[str, Any]  # for the start-up report and /server_info; JSON types
 
 
-MakeDevice = Callable[[ChildSpec, TokenBytes], Device]
-
-
-class ZmqOutlet:
-    """The leader's way out: tokens to the detokenizer, replies straight to the frontend."""
-
-    def __init__(self, detokenizer: Sender, frontend: Sender) -> None:
-        self._detokenizer = detokenizer
-        self._frontend = frontend
-
-    def tokens(self, batch: TokenBatch) -> None:
-        if batch.deltas:
-            self._detokenizer.send(batch)
-
-    def reply(self, message: FlushReply) -> None:
-        self._frontend.send(message)
+MakeDevice = Callable[[ChildSpec, TokenBytes, "Ranks | None"], Device]
+"""The last argument is None where one rank is all there is."""
 
 
 def main(spec: ChildSpec, ready: Ready) -> None:
@@ -66,10 +56,44 @@ def main(spec: ChildSpec, ready: Ready) -> None:
 
 def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
     """Builds this rank's engine and runs its loop until the process is stopped."""
+    board = Board(spec.endpoints.board, spec.config.tp_size)
+    record = RankRecord(board, spec.rank)
+    if spec.rank > 0:
+        end_at_once_when_stopped()
+    ranks = _meet(spec) if board.num_ranks > 1 else None
+    try:
+        _run(spec, ready, make_device, board, record, ranks)
+    except Exception as error:
+        record.fail(f"{type(error).__name__}: {error}")
+        raise
+    except BaseException:
+        record.beat(Phase.STOPPED)
+        raise
+    finally:
+        if ranks is not None:
+            ranks.close()
+
+
+def _meet(spec: ChildSpec) -> Ranks:
+    """Joins the other ranks; ConfigError if one of them would not compute the same."""
+    import torch
+
+    from srt.parallel import Ranks, check_alike, fingerprint
+
     config = spec.config
-    record = RankRecord(Board(spec.endpoints.board, config.tp_size), spec.rank)
+    torch.set_num_threads(max(1, torch.get_num_threads() // config.tp_size))  # the ranks share the host's cores
+    backend = "nccl" if config.device == "cuda" else "gloo"
+    ranks = Ranks(spec.endpoints.rendezvous, spec.rank, config.tp_size, backend)
+    check_alike(ranks.gather(fingerprint(config.digest())))
+    return ranks
+
+
+def _run(
+    spec: ChildSpec, ready: Ready, make_device: MakeDevice, board: Board, record: RankRecord, ranks: Ranks | None
+) -> None:
+    config = spec.config
     token_bytes = TokenBytes.from_folder(Path(spec.tokenizer_folder))
-    device = make_device(spec, token_bytes)
+    device = make_device(spec, token_bytes, ranks)
     ledger = Ledger(
         num_pages=device.pool_tokens // config.page_size,
         page_size=config.page_size,
@@ -82,13 +106,14 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
     observer = BoardObserver(record, planner, output, ledger)
     observer.step()
     context = zmq.Context()
+    intake, outlet = _ends(spec, context, board, record, ranks)
     scheduler = Scheduler(
         ledger=ledger,
         planner=planner,
         output=output,
         executor=device.executor,
-        intake=LeaderIntake(spec.endpoints.leader, context, lambda: record.beat(Phase.IDLE)),
-        outlet=ZmqOutlet(Sender(spec.endpoints.detokenizer, context), Sender(spec.endpoints.frontend, context)),
+        intake=intake,
+        outlet=outlet,
         consensus=BoardConsensus(record, planner, output, ledger),
         observer=observer,
         grammars=None,
@@ -102,19 +127,38 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
     try:
         scheduler.run()
     finally:
-        record.beat(Phase.STOPPED)
         context.destroy()
 
 
-def _load_model(spec: ChildSpec, token_bytes: TokenBytes) -> Device:
-    """Weights first, then the pool: as large as what is left allows."""
+def _ends(
+    spec: ChildSpec, context: zmq.Context, board: Board, record: RankRecord, ranks: Ranks | None
+) -> tuple[Intake, Outlet]:
+    """Where this rank's inboxes come from and where its results go: only the leader has sockets."""
+
+    def on_wait() -> None:
+        record.beat(Phase.IDLE)
+
+    if spec.rank > 0:
+        assert ranks is not None
+        return FollowerIntake(ranks, on_wait), SilentOutlet()
+    endpoints = spec.endpoints
+    outlet: Outlet = ZmqOutlet(Sender(endpoints.detokenizer, context), Sender(endpoints.frontend, context))
+    if ranks is not None:
+        outlet = AgreedOutlet(outlet, board)
+    return LeaderIntake(endpoints.leader, context, on_wait, ranks), outlet
+
+
+def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -> Device:
+    """Weights first, then the pool: as large as what is left allows, on the rank with the least."""
     from srt.executor.device import free_memory, held_memory, resolve_device, resolve_dtype
     from srt.executor.memory_plan import plan_memory
     from srt.executor.model_runner import ModelRunner
     from srt.executor.weights import iterate_weights
     from srt.model_files import ModelFiles
     from srt.models.loader import load_model
+    from srt.parallel import ParallelContext, check_balance
 
+    parallel = ParallelContext() if ranks is None else ranks.context
     config, model_config = spec.config, spec.model
     device, dtype = resolve_device(config), resolve_dtype(config)
     gguf_path = Path(spec.gguf_path) if spec.gguf_path else None
@@ -122,16 +166,23 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes) -> Device:
         spec.title, Path(spec.folder), Path(spec.tokenizer_folder), spec.weights, gguf_path, model_config
     )
     free_before, held_before = free_memory(device), held_memory(device)
+    if device.type == "cpu":
+        free_before //= parallel.size  # the ranks share the host's memory
+    if ranks is not None:
+        check_balance([rank["free"] for rank in ranks.gather({"free": free_before})])
     weights = iterate_weights(files, dtype, seed=config.random_seed or 0, progress=spec.rank == 0)
-    model = load_model(model_config, weights, dtype, device, context_length=config.context_length)
+    model = load_model(model_config, weights, dtype, device, context_length=config.context_length, parallel=parallel)
     plan = plan_memory(
         free_before=free_before,
         free_after=free_before - (held_memory(device) - held_before),
         fraction=config.mem_fraction_static,
-        bytes_per_token=model_config.kv_elements_per_token * dtype.itemsize,
+        bytes_per_token=model_config.kv_elements_per_rank(parallel.size) * dtype.itemsize,
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
     )
+    if ranks is not None:
+        least = min(rank["pool_tokens"] for rank in ranks.gather({"pool_tokens": plan.pool_tokens}))
+        plan = dataclasses.replace(plan, pool_tokens=least)
     runner = ModelRunner(
         model,
         model_config,
@@ -142,6 +193,7 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes) -> Device:
         num_tokens_vocab=len(token_bytes.table),
         kv_dtype=dtype,
         device=device,
+        parallel=parallel,
     )
     memory = {
         "summary": str(plan),

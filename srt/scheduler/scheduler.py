@@ -65,13 +65,15 @@ class Scheduler:
     def run(self) -> None:
         prev: Launched | None = None  # launched, its tokens not yet in the ledger
         while not self.stopped:
-            inbox = self._intake.next(wait=prev is None and not self._requests and not self._flushes)
+            idle = prev is None and not self._requests and not self._flushes
+            inbox = self._intake.next(wait=idle and not self._outlet.holds)
             self._admit(inbox)
             plan = self._planner.next_batch()
             assert plan or prev or not self._requests, "requests are there, and none can move"
             self._consensus.step(inbox, plan)
             # The device is busy from here on.
             cur = self._launch(plan) if plan else None
+            self._outlet.release(inbox.number)
             if prev:
                 self._commit(prev)  # hidden behind cur's forward
             if cur:

@@ -10,8 +10,9 @@ import ast
 import pytest
 from source_tree import modules
 
-OUTSIDE = ("srt.scheduler.process", "srt.scheduler.intake")
-"""In the folder but not below the intake: the composition root, and the intake with its clock."""
+OUTSIDE = ("srt.scheduler.process", "srt.scheduler.intake", "srt.scheduler.outlet")
+"""In the folder but not below the intake: the composition root, the intake with its clock, and the outlet, which naps
+until slower ranks have decided."""
 
 FOREIGN_MODULES = (
     *("asyncio", "concurrent", "multiprocessing", "select", "socket", "subprocess", "threading"),

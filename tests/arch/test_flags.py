@@ -26,6 +26,7 @@ FLAGS = {
     "disable_radix_cache": ("bool", False),
     "disable_overlap_schedule": ("bool", False),
     "tp_size": ("int", 1),
+    "watchdog_timeout": ("float", 300.0),
     "random_seed": ("int | None", None),
     "api_key": ("str | None", None),
     "chat_template": ("str | None", None),

@@ -17,7 +17,7 @@ ROOMS = {
         """,
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
-        srt.frontend
+        srt.watchdog srt.frontend
         """,
     "srt": "",
     "srt.messages": "",
@@ -26,6 +26,7 @@ ROOMS = {
     "srt.limits": "",
     "srt.model_config": "",
     "srt.board": "",
+    "srt.watchdog": "srt.board",
     "srt.hardware": "",
     "srt.transport": "",
     "srt.schema_rules": "",
@@ -48,16 +49,18 @@ ROOMS = {
         """,
     "srt.scheduler.schedule_batch": "srt.messages",
     "srt.scheduler.intake": "srt.messages srt.transport",
+    "srt.scheduler.outlet": "srt.scheduler srt.messages srt.board srt.transport",
     "srt.scheduler": """
         srt.scheduler.schedule_batch radix srt.messages srt.config srt.registry srt.observe srt.limits srt.token_bytes
         srt.board
         """,
     "srt.scheduler.process": """
-        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.intake radix srt.executor srt.models srt.constrained
+        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.intake srt.scheduler.outlet radix
+        srt.executor srt.models srt.constrained
         srt.cluster srt.parallel srt.registry srt.messages srt.config srt.limits srt.model_config srt.model_files
         srt.token_bytes srt.board srt.transport srt.process srt.observe
         """,
-    "srt.parallel": "",
+    "srt.parallel": "srt.config",
     "srt.kernels": "",
     "srt.layers": "srt.parallel srt.kernels srt.model_config",
     "srt.models": "srt.layers srt.parallel srt.registry srt.model_config srt.weight_names",

@@ -42,11 +42,16 @@ class InstantExecutor:
 
 
 class EncodingOutlet:
+    holds = False
+
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
 
     def tokens(self, batch: TokenBatch) -> None:
         self._encoder.encode(batch)
+
+    def release(self, step: int) -> None:
+        pass
 
 
 class Timed:

@@ -39,7 +39,7 @@ def digests_of(folder: Path, simulation: Simulation) -> list[int]:
     simulation.scheduler._consensus = consensus
     simulation.run()
     last = list(enumerate(consensus.digests, start=1))[-RING:]
-    assert list(consensus.board.read(0).recent) == last
+    assert [(decision.step, decision.digest) for decision in consensus.board.read(0).recent] == last
     consensus.board.close()
     return consensus.digests
 

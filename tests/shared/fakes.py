@@ -278,6 +278,8 @@ class FakeGrammars:
 class RecordingOutlet:
     """Keeps what left, request by request, and checks each request's protocol: one opening first, one finish last."""
 
+    holds = False
+
     def __init__(self) -> None:
         self.outputs: dict[int, list[int]] = {}
         self.openings: dict[int, Any] = {}
@@ -303,6 +305,9 @@ class RecordingOutlet:
 
     def reply(self, message: FlushReply) -> None:
         self.replies.append(message)
+
+    def release(self, step: int) -> None:
+        pass
 
 
 class ScriptedIntake:

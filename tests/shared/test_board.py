@@ -8,16 +8,16 @@ import time
 
 import pytest
 
-from srt.board import GAUGES, RING, Board, Phase, RankRecord
+from srt.board import GAUGES, RING, Board, Decision, Phase, RankRecord, decision_in
 
 HAMMER = """
 import itertools, os, sys
-from srt.board import GAUGES, Board, Phase, RankRecord
+from srt.board import GAUGES, Board, Decision, Phase, RankRecord
 record = RankRecord(Board(sys.argv[1], 2), 1)
-record.step(1, 0x9E3779B97F4A7C15)
+record.step(Decision(1, 0x9E3779B97F4A7C15, *[1] * 7))
 print(flush=True)
 for n in itertools.count(2):
-    record.step(n, n * 0x9E3779B97F4A7C15 % 2**64)
+    record.step(Decision(n, n * 0x9E3779B97F4A7C15 % 2**64, *[n] * 7))
     record.gauges(**dict.fromkeys(GAUGES, n))
     record.beat(Phase.IDLE)
 """
@@ -25,6 +25,10 @@ for n in itertools.count(2):
 
 def digest_of(step):
     return step * 0x9E3779B97F4A7C15 % 2**64
+
+
+def decision(step, digest=None):
+    return Decision(step, digest_of(step) if digest is None else digest, *range(step, step + 7))
 
 
 @pytest.fixture
@@ -42,14 +46,14 @@ def test_what_a_rank_writes_is_read_elsewhere(path):
     reader = Board.create(path, 3)
     writer = RankRecord(Board(path, 3), 1)
     before = time.monotonic()
-    writer.step(1, 2**64 - 1)
+    writer.step(decision(1, 2**64 - 1))
     gauges = {name: 10 + index for index, name in enumerate(GAUGES)}
     writer.gauges(**gauges)
     writer.beat(Phase.IDLE)
 
     record = reader.read(1)
     assert (record.pid, record.phase) == (os.getpid(), Phase.IDLE)
-    assert (record.step, record.digest, record.recent) == (1, 2**64 - 1, ((1, 2**64 - 1),))
+    assert (record.step, record.digest, record.recent) == (1, 2**64 - 1, (decision(1, 2**64 - 1),))
     assert record.gauges == gauges
     assert before <= record.heartbeat <= time.monotonic()
     assert reader.read(0).pid == reader.read(2).pid == 0
@@ -59,9 +63,21 @@ def test_the_last_steps_are_kept_oldest_first(path):
     board = Board.create(path, 1)
     writer = RankRecord(board, 0)
     for step in range(1, 2 * RING + 6):
-        writer.step(step, digest_of(step))
+        writer.step(decision(step))
         recent = board.read(0).recent
-        assert recent == tuple((n, digest_of(n)) for n in range(max(1, step - RING + 1), step + 1))
+        assert recent == tuple(map(decision, range(max(1, step - RING + 1), step + 1)))
+        assert decision_in(board.entry(0, step)) == decision(step)
+
+
+def test_last_words_are_kept(path):
+    board = Board.create(path, 1)
+    writer = RankRecord(board, 0)
+    assert board.read(0).failure == ""
+    writer.fail("é" * 1000)
+    record = board.read(0)
+    assert record.phase == Phase.FAILED
+    assert record.failure == "é" * 200
+    assert record.recent == ()
 
 
 def test_a_board_is_made_once(path):
@@ -83,9 +99,11 @@ def test_a_reader_never_sees_half_a_record(path):
             changes += record.step != last
             assert record.pid == process.pid
             assert record.digest == digest_of(record.step)
-            assert record.recent[-1:] == ((record.step, record.digest),)
-            assert all(digest == digest_of(step) for step, digest in record.recent)
-            assert [step for step, _ in record.recent] == list(range(max(1, record.step - RING + 1), record.step + 1))
+            # The ring is read after the head, so it may be ahead of it, and its oldest step be written over.
+            assert all(d == Decision(d.step, digest_of(d.step), *[d.step] * 7) for d in record.recent)
+            steps = [d.step for d in record.recent]
+            assert steps[-1] >= record.step
+            assert len(steps) >= min(record.step, RING) - 1
             assert len(set(record.gauges.values())) == 1
             assert record.step - 1 <= record.gauges["running"] <= record.step
             assert record.step >= last

@@ -56,6 +56,7 @@ def test_each_flag_reaches_its_field():
         "disable_radix_cache": True,
         "disable_overlap_schedule": True,
         "tp_size": 2,
+        "watchdog_timeout": 60.0,
         "random_seed": 7,
         "api_key": "secret",
         "chat_template": "/t.jinja",
