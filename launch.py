@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until it is told to stop; the exit code."""
+def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR) -> int:
+    """Serves until it is told to stop; the exit code. Another door puts another device below the same processes."""
     try:
         config = parse_args(argv)
     except ConfigError as error:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(error)
     import uvloop
 
-    return uvloop.run(serve(config, files, listener))
+    return uvloop.run(serve(config, files, listener, scheduler_door))
 
 
 def raise_descriptor_limit() -> None:
@@ -135,9 +135,7 @@ def _check_tp_size(tp_size: int, model: ModelConfig) -> None:
         )
 
 
-async def serve(
-    config: ServerConfig, files: ModelFiles, listener: socket.socket, scheduler_door: str = SCHEDULER_DOOR
-) -> int:
+async def serve(config: ServerConfig, files: ModelFiles, listener: socket.socket, scheduler_door: str) -> int:
     """Runs the house until a signal (exit code 0) or until one of its processes dies or fails to start (1)."""
     from srt.frontend import app
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import launch
 from srt.process import ChildSpec, Ready
 from srt.scheduler.process import Device, run
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
@@ -69,22 +70,5 @@ def main(spec: ChildSpec, ready: Ready) -> None:
     run(spec, ready, make_device)
 
 
-def serve() -> int:
-    import uvloop
-
-    import launch
-    from srt.config import parse_args
-    from srt.model_files import locate
-    from srt.process import configure_logging, set_title
-
-    config = parse_args()
-    set_title("main")
-    configure_logging(config.log_level, "main")
-    listener = launch.listen(config.host, config.port)
-    files = locate(config.model_path, config.load_format, config.tokenizer_path, log=print)
-    config = launch.resolve(config, files.model_config, num_cuda_devices=0)
-    return uvloop.run(launch.serve(config, files, listener, "examples.fake_device:main"))
-
-
 if __name__ == "__main__":
-    sys.exit(serve())
+    sys.exit(launch.main(scheduler_door="examples.fake_device:main"))

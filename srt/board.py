@@ -37,8 +37,8 @@ RING = 32
 
 class Phase(IntEnum):
     STARTING = 0
-    IDLE = 1
-    RUNNING = 2
+    IDLE = 1  # behind its step, until there is another inbox
+    RUNNING = 2  # in its step
     STOPPED = 3
     FAILED = 4
 
@@ -150,7 +150,8 @@ class RankRecord:
         self._write()
 
     def gauges(self, **values: int) -> None:
-        """All of GAUGES, by name."""
+        """All of GAUGES, by name, once the step is over."""
+        self._phase = Phase.IDLE
         _GAUGES.pack_into(self._body, _GAUGES_AT, *map(values.__getitem__, GAUGES))
         self._write()
 

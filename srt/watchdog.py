@@ -55,7 +55,7 @@ class Watchdog:
 
     def _progress(self, rank: int) -> tuple[int, bool]:
         step, phase = self._places[rank]
-        return step, phase == Phase.IDLE  # a rank idles behind its step
+        return step, phase == Phase.IDLE
 
     def _place(self, rank: int) -> str:
         step, phase = self._places[rank]

@@ -5,7 +5,6 @@ what it hears, byte for byte, and followers hear nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -27,20 +26,16 @@ class Broadcast(Protocol):
 
 
 class LeaderIntake:
-    """`on_wait` is called before each wait. Without followers there is no broadcast."""
+    """Without followers there is no broadcast."""
 
-    def __init__(
-        self, address: str, context: zmq.Context, on_wait: Callable[[], None], broadcast: Broadcast | None = None
-    ) -> None:
+    def __init__(self, address: str, context: zmq.Context, broadcast: Broadcast | None = None) -> None:
         self._socket = pull(address, context)
         self._number = 0
-        self._on_wait = on_wait
         self._broadcast = broadcast
         self._encoder = msgspec.msgpack.Encoder()
 
     def next(self, wait: bool) -> Inbox:
         if wait:
-            self._on_wait()
             self._socket.poll(HEARTBEAT_MS)
         items = []
         while True:
@@ -56,15 +51,12 @@ class LeaderIntake:
 
 
 class FollowerIntake:
-    def __init__(self, broadcast: Broadcast, on_wait: Callable[[], None]) -> None:
+    def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
-        self._on_wait = on_wait
         self._number = 0
         self._decoder = msgspec.msgpack.Decoder(Inbox)
 
     def next(self, wait: bool) -> Inbox:
-        if wait:
-            self._on_wait()
         inbox = self._decoder.decode(self._broadcast.receive())
         self._number += 1
         assert inbox.number == self._number, f"inbox {inbox.number} came where {self._number} was due"

@@ -104,9 +104,8 @@ def _run(
     planner = Planner(ledger, ORDERS[config.schedule_policy], config.chunked_prefill_size, config.max_running_requests)
     output = Output(token_bytes.table, token_bytes.is_special)
     observer = BoardObserver(record, planner, output, ledger)
-    observer.step()
     context = zmq.Context()
-    intake, outlet = _ends(spec, context, board, record, ranks)
+    intake, outlet = _ends(spec, context, board, ranks)
     scheduler = Scheduler(
         ledger=ledger,
         planner=planner,
@@ -122,7 +121,7 @@ def _run(
     )
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need look at it again
-    record.beat(Phase.IDLE)
+    observer.step()
     ready({"pool_tokens": device.pool_tokens, "memory": device.memory})
     try:
         scheduler.run()
@@ -130,22 +129,16 @@ def _run(
         context.destroy()
 
 
-def _ends(
-    spec: ChildSpec, context: zmq.Context, board: Board, record: RankRecord, ranks: Ranks | None
-) -> tuple[Intake, Outlet]:
+def _ends(spec: ChildSpec, context: zmq.Context, board: Board, ranks: Ranks | None) -> tuple[Intake, Outlet]:
     """Where this rank's inboxes come from and where its results go: only the leader has sockets."""
-
-    def on_wait() -> None:
-        record.beat(Phase.IDLE)
-
     if spec.rank > 0:
         assert ranks is not None
-        return FollowerIntake(ranks, on_wait), SilentOutlet()
+        return FollowerIntake(ranks), SilentOutlet()
     endpoints = spec.endpoints
     outlet: Outlet = ZmqOutlet(Sender(endpoints.detokenizer, context), Sender(endpoints.frontend, context))
     if ranks is not None:
         outlet = AgreedOutlet(outlet, board)
-    return LeaderIntake(endpoints.leader, context, on_wait, ranks), outlet
+    return LeaderIntake(endpoints.leader, context, ranks), outlet
 
 
 def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -> Device:

@@ -9,7 +9,7 @@ import zmq
 from shared.simulation import Setting, Simulation, reference, request
 
 from srt.messages import AbortRequest, FlushCache, FlushReply
-from srt.scheduler.intake import LeaderIntake
+from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.transport import Sender
 
 both = pytest.mark.parametrize("overlap", [True, False])
@@ -179,10 +179,9 @@ def context():
 
 
 def test_leader_intake_reads_what_was_sent_in_order(endpoints, context):
-    beats = []
-    intake = LeaderIntake(endpoints.leader, context, lambda: beats.append(time.monotonic()))
+    intake = LeaderIntake(endpoints.leader, context)
     empty = intake.next(wait=False)
-    assert (empty.number, empty.items, beats) == (1, (), [])
+    assert (empty.number, empty.items) == (1, ())
     simulation = Simulation(Setting(), {})
     sender = Sender(endpoints.leader, context)
     messages = [request(1, [5, 6], 3), AbortRequest(9), request(2, [7], 4), FlushCache(3, 0.5)]
@@ -196,12 +195,54 @@ def test_leader_intake_reads_what_was_sent_in_order(endpoints, context):
         assert inbox.items, "woken for nothing"
         received += map(simulation.scheduler._decoder.decode, inbox.items)
     assert received == messages
-    assert beats
+
+
+def test_an_idle_leader_sends_empty_inboxes(endpoints, context, monkeypatch):
+    monkeypatch.setattr("srt.scheduler.intake.HEARTBEAT_MS", 20)
+    intake = LeaderIntake(endpoints.leader, context)
+    before = time.monotonic()
+    assert [(inbox.number, inbox.items) for inbox in (intake.next(wait=True), intake.next(wait=True))] == [
+        (1, ()),
+        (2, ()),
+    ]
+    assert time.monotonic() - before > 0.03
+
+
+class Pipe:
+    """A broadcast to one follower in the same thread."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, data):
+        self.sent.append(data)
+
+    def receive(self):
+        return self.sent.pop(0)
+
+
+def test_followers_hear_what_the_leader_hears(endpoints, context):
+    pipe = Pipe()
+    leader, follower = LeaderIntake(endpoints.leader, context, pipe), FollowerIntake(pipe)
+    Sender(endpoints.leader, context).send(request(1, [5, 6], 3))
+    inboxes = [leader.next(wait=True), leader.next(wait=False)]
+    assert len(inboxes[0].items) == 1
+    assert [follower.next(wait=True), follower.next(wait=False)] == inboxes
+
+
+def test_a_follower_notices_a_lost_inbox(endpoints, context):
+    pipe = Pipe()
+    leader, follower = LeaderIntake(endpoints.leader, context, pipe), FollowerIntake(pipe)
+    leader.next(wait=False)
+    leader.next(wait=False)
+    pipe.receive()
+    with pytest.raises(AssertionError, match="inbox 2 came where 1 was due"):
+        follower.next(wait=False)
 
 
 def test_scheduler_serves_from_a_leader_intake(endpoints, context):
     simulation = Simulation(Setting(), {})
-    intake = LeaderIntake(endpoints.leader, context, lambda: None)
+    intake = LeaderIntake(endpoints.leader, context)
     simulation.scheduler._intake = intake
     simulation.outlet.on_delta = lambda delta: (
         setattr(simulation.scheduler, "stopped", True) if len(simulation.outlet.finishes) == 2 else None

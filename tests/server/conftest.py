@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 
 import pytest
 from server_harness import Server, running
+
+from srt.model_files import ModelFiles
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     with running("--dtype", "float32", "--random-seed", "1") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def small_model(default_model: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder without weights: a Llama with 8 heads and 4 KV heads, with the default model's tokenizer."""
+    folder = tmp_path_factory.mktemp("small-model")
+    for file in default_model.folder.iterdir():
+        shutil.copy(file, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.update(num_attention_heads=8, num_key_value_heads=4, head_dim=32)
+    config.update(hidden_size=256, intermediate_size=512, num_hidden_layers=3)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
 @pytest.hookimpl(wrapper=True)

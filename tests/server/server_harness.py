@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +68,13 @@ class EventStream:
 
 
 class Server:
-    """`python -m launch` with these flags, started but not yet ready."""
+    """`python -m launch` with these flags, started but not yet ready. `module` may stand in for launch."""
 
     running: list[Server] = []
 
-    def __init__(self, *flags: str, port: int | None = None) -> None:
+    def __init__(
+        self, *flags: str, port: int | None = None, module: str = "launch", env: Mapping[str, str] | None = None
+    ) -> None:
         self.flags = flags
         self.port = port or free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="ls-"))
@@ -81,9 +83,9 @@ class Server:
         self._log = self._folder / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "launch", "--port", str(self.port), *flags],
+                [sys.executable, "-m", module, "--port", str(self.port), *flags],
                 cwd=ROOT,
-                env={**os.environ, "TMPDIR": str(self._scratch)},
+                env={**os.environ, **(env or {}), "TMPDIR": str(self._scratch)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -241,9 +243,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(*flags: str) -> Iterator[Server]:
+def running(*flags: str, module: str = "launch", env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server that is ready, and that must end well unless the test has ended it."""
-    server = Server(*flags)
+    server = Server(*flags, module=module, env=env)
     try:
         yield server.wait_ready()
         if server.process.returncode is None:
