@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from shared.fakes import FakeExecutor, FakeModel
@@ -28,6 +29,10 @@ from srt.scheduler.planner import Planner
 from srt.scheduler.process import Device, run
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult
 from srt.token_bytes import TokenBytes
+
+TESTS = Path(__file__).parents[1]
+ENVIRONMENT = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}:{TESTS / 'server'}", "PYTHONHASHSEED": "random"}
+"""In which this module can be found by the processes that it starts."""
 
 VOCAB = 200
 FAULT_STEP = 60

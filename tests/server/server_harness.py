@@ -61,6 +61,10 @@ class EventStream:
                 return
             yield json.loads(data)
 
+    def read(self) -> bytes:
+        """The whole body, of an answer that is no stream."""
+        return self._response.read()
+
     def close(self) -> None:
         """As a client that leaves: without reading what is still to come."""
         self._response.close()
