@@ -58,6 +58,7 @@ class ServerConfig:
     random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
     api_key: str | None = flag(None, "clients must send it as a bearer token")
     chat_template: str | None = flag(None, "file with a Jinja chat template, if not the model's own")
+    inbox_log: str | None = flag(None, "file for all that the scheduler hears and decides, to replay a run from")
     log_level: str = flag("info", "least severe level that is logged", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:

@@ -10,8 +10,9 @@ import struct
 from hashlib import blake2b
 
 from radix import Ledger
-from srt.board import Decision, RankRecord
+from srt.board import Decision
 from srt.messages import Inbox
+from srt.scheduler.interfaces import Record
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Plan, Planner
 
@@ -21,7 +22,7 @@ _INBOX = struct.Struct("<Qd")
 class BoardConsensus:
     """Writes inbox n, plan n, and how the ledger stands before it, all the tokens up to step n - 1 in it."""
 
-    def __init__(self, record: RankRecord, planner: Planner, output: Output, ledger: Ledger) -> None:
+    def __init__(self, record: Record, planner: Planner, output: Output, ledger: Ledger) -> None:
         self._record = record
         self._planner = planner
         self._output = output

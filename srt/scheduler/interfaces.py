@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from srt.board import Decision
 from srt.messages import FlushReply, Inbox, TokenBatch
 from srt.scheduler.planner import Plan
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
@@ -63,6 +64,14 @@ class Grammars(Protocol):
 
     def drop(self, rid: int) -> None:
         """The request is gone. Unknown rids are ignored."""
+
+
+class Record(Protocol):
+    """Where a rank shows itself: its record on the board."""
+
+    def step(self, decision: Decision) -> None: ...
+
+    def gauges(self, **values: int) -> None: ...
 
 
 class Consensus(Protocol):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from radix import Ledger
-from srt.board import RankRecord
+from srt.scheduler.interfaces import Record
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
 
 
 class BoardObserver:
-    def __init__(self, record: RankRecord, planner: Planner, output: Output, ledger: Ledger) -> None:
+    def __init__(self, record: Record, planner: Planner, output: Output, ledger: Ledger) -> None:
         self._record = record
         self._planner = planner
         self._output = output

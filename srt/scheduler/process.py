@@ -16,18 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from radix import Ledger
 from srt.board import Board, Phase, RankRecord
 from srt.process import ChildSpec, Ready, end_at_once_when_stopped
-from srt.scheduler.consensus import BoardConsensus
+from srt.scheduler.assembly import Settings, assemble
+from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedIntake, LoggedRecord
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.interfaces import Executor, Intake, Outlet
-from srt.scheduler.observer import BoardObserver
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet, ZmqOutlet
-from srt.scheduler.output import Output
-from srt.scheduler.planner import Planner
-from srt.scheduler.policy import ORDERS
-from srt.scheduler.scheduler import Scheduler
 from srt.token_bytes import TokenBytes
 from srt.transport import Sender
 
@@ -94,34 +89,29 @@ def _run(
     config = spec.config
     token_bytes = TokenBytes.from_folder(Path(spec.tokenizer_folder))
     device = make_device(spec, token_bytes, ranks)
-    ledger = Ledger(
+    settings = Settings(
         num_pages=device.pool_tokens // config.page_size,
         page_size=config.page_size,
         num_rows=config.max_running_requests,
         context_length=config.context_length,
         cache_enabled=not config.disable_radix_cache,
+        policy=config.schedule_policy,
+        token_budget=config.chunked_prefill_size,
+        overlap=not config.disable_overlap_schedule,
+        eos_token_ids=spec.model.eos_token_ids,
+        token_bytes=tuple(token_bytes.table),
+        is_special=bytes(token_bytes.is_special),
     )
-    planner = Planner(ledger, ORDERS[config.schedule_policy], config.chunked_prefill_size, config.max_running_requests)
-    output = Output(token_bytes.table, token_bytes.is_special)
-    observer = BoardObserver(record, planner, output, ledger)
     context = zmq.Context()
     intake, outlet = _ends(spec, context, board, ranks)
-    scheduler = Scheduler(
-        ledger=ledger,
-        planner=planner,
-        output=output,
-        executor=device.executor,
-        intake=intake,
-        outlet=outlet,
-        consensus=BoardConsensus(record, planner, output, ledger),
-        observer=observer,
-        grammars=None,
-        eos_token_ids=spec.model.eos_token_ids,
-        overlap=not config.disable_overlap_schedule,
-    )
+    executor, shown = device.executor, record
+    if config.inbox_log is not None and spec.rank == 0:
+        inbox_log = InboxLog(config.inbox_log, settings)
+        intake, executor = LoggedIntake(intake, inbox_log), LoggedExecutor(executor, inbox_log)
+        shown = LoggedRecord(record, inbox_log)
+    scheduler = assemble(settings, executor=executor, intake=intake, outlet=outlet, record=shown)
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need look at it again
-    observer.step()
     ready({"pool_tokens": device.pool_tokens, "memory": device.memory})
     try:
         scheduler.run()

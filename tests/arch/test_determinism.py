@@ -10,9 +10,9 @@ import ast
 import pytest
 from source_tree import modules
 
-OUTSIDE = ("srt.scheduler.process", "srt.scheduler.intake", "srt.scheduler.outlet")
-"""In the folder but not below the intake: the composition root, the intake with its clock, and the outlet, which naps
-until slower ranks have decided."""
+OUTSIDE = ("srt.scheduler.process", "srt.scheduler.intake", "srt.scheduler.outlet", "srt.scheduler.inbox_log")
+"""In the folder but not below the intake: the composition root, the intake with its clock, the outlet, which naps until
+slower ranks have decided, and the log, which writes to a file."""
 
 FOREIGN_MODULES = (
     *("asyncio", "concurrent", "multiprocessing", "select", "socket", "subprocess", "threading"),

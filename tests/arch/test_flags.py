@@ -30,6 +30,7 @@ FLAGS = {
     "random_seed": ("int | None", None),
     "api_key": ("str | None", None),
     "chat_template": ("str | None", None),
+    "inbox_log": ("str | None", None),
     "log_level": ("str", "info"),
 }
 """Field of ServerConfig -> (type, default)."""

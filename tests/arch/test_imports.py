@@ -50,12 +50,16 @@ ROOMS = {
     "srt.scheduler.schedule_batch": "srt.messages",
     "srt.scheduler.intake": "srt.messages srt.transport",
     "srt.scheduler.outlet": "srt.scheduler srt.messages srt.board srt.transport",
+    "srt.scheduler.inbox_log": """
+        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.outlet srt.messages srt.board
+        """,
     "srt.scheduler": """
         srt.scheduler.schedule_batch radix srt.messages srt.config srt.registry srt.observe srt.limits srt.token_bytes
         srt.board
         """,
     "srt.scheduler.process": """
-        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.intake srt.scheduler.outlet radix
+        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.intake srt.scheduler.outlet
+        srt.scheduler.inbox_log radix
         srt.executor srt.models srt.constrained
         srt.cluster srt.parallel srt.registry srt.messages srt.config srt.limits srt.model_config srt.model_files
         srt.token_bytes srt.board srt.transport srt.process srt.observe

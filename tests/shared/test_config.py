@@ -60,6 +60,7 @@ def test_each_flag_reaches_its_field():
         "random_seed": 7,
         "api_key": "secret",
         "chat_template": "/t.jinja",
+        "inbox_log": "/t.log",
         "log_level": "debug",
     }
     assert list(given_values) == [spec.name for spec in dataclasses.fields(ServerConfig)]

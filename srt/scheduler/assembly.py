@@ -1,0 +1,56 @@
+"""L2, each rank: puts a scheduler together, from all that its decisions follow from beside inboxes and tokens."""
+
+from __future__ import annotations
+
+from radix import Ledger
+from srt.messages import Message
+from srt.scheduler.consensus import BoardConsensus
+from srt.scheduler.interfaces import Executor, Intake, Outlet, Record
+from srt.scheduler.observer import BoardObserver
+from srt.scheduler.output import Output
+from srt.scheduler.planner import Planner
+from srt.scheduler.policy import ORDERS
+from srt.scheduler.scheduler import Scheduler
+
+
+class Settings(Message):
+    """Equal on ranks that are to decide alike."""
+
+    num_pages: int
+    page_size: int
+    num_rows: int
+    context_length: int
+    cache_enabled: bool
+    policy: str
+    token_budget: int
+    overlap: bool
+    eos_token_ids: tuple[int, ...]
+    token_bytes: tuple[bytes, ...]  # by id
+    is_special: bytes  # by id
+
+
+def assemble(settings: Settings, *, executor: Executor, intake: Intake, outlet: Outlet, record: Record) -> Scheduler:
+    ledger = Ledger(
+        num_pages=settings.num_pages,
+        page_size=settings.page_size,
+        num_rows=settings.num_rows,
+        context_length=settings.context_length,
+        cache_enabled=settings.cache_enabled,
+    )
+    planner = Planner(ledger, ORDERS[settings.policy], settings.token_budget, settings.num_rows)
+    output = Output(settings.token_bytes, settings.is_special)
+    observer = BoardObserver(record, planner, output, ledger)
+    observer.step()
+    return Scheduler(
+        ledger=ledger,
+        planner=planner,
+        output=output,
+        executor=executor,
+        intake=intake,
+        outlet=outlet,
+        consensus=BoardConsensus(record, planner, output, ledger),
+        observer=observer,
+        grammars=None,
+        eos_token_ids=settings.eos_token_ids,
+        overlap=settings.overlap,
+    )

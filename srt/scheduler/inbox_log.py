@@ -1,0 +1,168 @@
+"""L2, leader: a log of all that a run's decisions follow from, and of the decisions, and how it is replayed.
+
+The log begins with the scheduler's `Settings`; then comes what each step heard, decided and sampled, in the order in
+which it happened. Replaying it needs no model, no clock and one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from srt.board import Decision
+from srt.messages import Inbox, Message
+from srt.scheduler.assembly import Settings, assemble
+from srt.scheduler.interfaces import Executor, Intake, Record
+from srt.scheduler.outlet import SilentOutlet
+from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
+
+
+class Heard(Message, tag=1):
+    inbox: Inbox
+
+
+class Decided(Message, tag=2):
+    decision: tuple[int, ...]
+
+
+class Sampled(Message, tag=3):
+    tokens: bytes  # int32, of the rows that sample
+
+
+Entry = Heard | Decided | Sampled
+
+
+class InboxLog:
+    """Each message is preceded by its length, and on its way to the disk once it is written."""
+
+    def __init__(self, path: str, settings: Settings) -> None:
+        self._file = Path(path).open("wb")  # noqa: SIM115 (closed when the process ends)
+        self._encoder = msgspec.msgpack.Encoder()
+        self.write(settings)
+
+    def write(self, message: Message) -> None:
+        data = self._encoder.encode(message)
+        self._file.write(len(data).to_bytes(4, "little") + data)
+        self._file.flush()
+
+
+class LoggedIntake:
+    def __init__(self, inner: Intake, log: InboxLog) -> None:
+        self._inner = inner
+        self._log = log
+
+    def next(self, wait: bool) -> Inbox:
+        inbox = self._inner.next(wait)
+        self._log.write(Heard(inbox))
+        return inbox
+
+
+class LoggedRecord:
+    def __init__(self, inner: Record, log: InboxLog) -> None:
+        self.gauges = inner.gauges
+        self._inner = inner
+        self._log = log
+
+    def step(self, decision: Decision) -> None:
+        self._log.write(Decided(tuple(decision)))
+        self._inner.step(decision)
+
+
+class LoggedExecutor:
+    def __init__(self, inner: Executor, log: InboxLog) -> None:
+        self.forward = inner.forward
+        self.sample = inner.sample
+        self._inner = inner
+        self._log = log
+
+    def result(self, launched: Any) -> StepResult:
+        result = self._inner.result(launched)
+        self._log.write(Sampled(result.tokens.astype("<i4").tobytes()))
+        return result
+
+
+# ---- replay ---------------------------------------------------------------------------------------------------------
+
+
+class Difference(Exception):
+    """The replay decided otherwise than the run."""
+
+
+class EndOfLog(Exception):
+    pass
+
+
+def replay(path: str) -> int:
+    """Takes every decision again; the number of steps. Difference for the first one that comes out otherwise."""
+    replayed = _Replay(path)
+    scheduler = assemble(replayed.settings, executor=replayed, intake=replayed, outlet=SilentOutlet(), record=replayed)
+    try:
+        scheduler.run()
+    except EndOfLog:
+        return replayed.steps
+    raise AssertionError("a scheduler ends only with its inboxes")
+
+
+class _Replay:
+    """Intake, executor and record in one: each takes from the log what the run's had put there."""
+
+    def __init__(self, path: str) -> None:
+        self.steps = 0
+        self._messages = _messages(path)
+        self.settings = msgspec.msgpack.decode(next(self._messages), type=Settings)
+        self._decoder = msgspec.msgpack.Decoder(Entry)
+
+    def _next(self, kind: type) -> Any:
+        """EndOfLog where the run ended; Difference if it did something else here."""
+        data = next(self._messages, None)
+        if data is None:
+            raise EndOfLog
+        entry = self._decoder.decode(data)
+        if not isinstance(entry, kind):
+            was, now = type(entry).__name__.lower(), kind.__name__.lower()
+            raise Difference(f"step {self.steps}: the run {was} where the replay {now}")
+        return entry
+
+    def next(self, wait: bool) -> Inbox:
+        inbox = self._next(Heard).inbox
+        self.steps = inbox.number
+        return inbox
+
+    def step(self, decision: Decision) -> None:
+        logged = Decision(*self._next(Decided).decision)
+        for name, was, now in zip(Decision._fields, logged, decision, strict=True):
+            if was != now and name != "digest":
+                raise Difference(f"step {self.steps}, {name}: {was:x} in the run, {now:x} in the replay")
+        if logged.digest != decision.digest:
+            raise Difference(f"step {self.steps}: equal, but the digest of all that went before is not")
+
+    def gauges(self, **values: int) -> None:
+        pass
+
+    def forward(self, batch: ScheduleBatch) -> ScheduleBatch:
+        return batch
+
+    def sample(self, launched: ScheduleBatch, masks: TokenMasks | None) -> None:
+        pass
+
+    def result(self, launched: ScheduleBatch) -> StepResult:
+        """Log-probabilities decide nothing, so they are not in the log."""
+        tokens = np.frombuffer(self._next(Sampled).tokens, "<i4")
+        if len(tokens) != np.count_nonzero(launched.samples):
+            raise Difference(f"step {self.steps}: the run sampled {len(tokens)} tokens")
+        none = np.zeros((len(tokens), 0))
+        return StepResult(tokens, np.zeros(len(tokens)), none, none)
+
+
+def _messages(path: str) -> Iterator[bytes]:
+    """A message that a dying process could not finish is left out."""
+    with Path(path).open("rb") as file:
+        while len(head := file.read(4)) == 4:
+            length = int.from_bytes(head, "little")
+            if len(data := file.read(length)) < length:
+                return
+            yield data
