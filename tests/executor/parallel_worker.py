@@ -1,33 +1,52 @@
-"""One rank of `test_parallel.py`: for each case, holds a shard, generates for two rows and saves the logits it saw."""
+"""One rank of `test_parallel.py`: for each case, holds a shard, generates for two rows and saves the logits it saw.
+
+Before that the ranks tell each other things, and each saves what it has heard.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from step_driver import StepDriver
 
 from srt.executor.model_runner import ModelRunner
 from srt.messages import SamplingParams
 from srt.model_config import ModelConfig, RopeScaling
 from srt.models.loader import load_model
-from srt.parallel import ParallelContext
+from srt.parallel import PAGE, ParallelContext, Ranks
+
+LENGTHS = (0, 1, PAGE - 9, PAGE - 8, PAGE - 7, 3, 10 * PAGE)
+"""Of what is broadcast: less than a page, just a page, and more."""
+
+
+def message(length: int) -> bytes:
+    return random.Random(length).randbytes(length)
 
 
 def main(folder: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    ranks = Ranks(f"{folder}/rendezvous", rank, size, "gloo")
+    heard = {"gathered": ranks.gather({"rank": rank}), "lengths": []}
+    for length in LENGTHS:
+        data = message(length)
+        if rank == 0:
+            ranks.send(data)
+        else:
+            assert ranks.receive() == data
+        heard["lengths"].append(length)
+    (folder / f"heard{rank}").write_text(json.dumps(heard))
     for path in sorted(folder.glob("*.json")):
         fields = json.loads(path.read_text())
         fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
         weights = torch.load(path.with_suffix(".weights"), weights_only=True)
-        result = generate(ModelConfig(**fields), weights, ParallelContext(rank, size, dist.group.WORLD))
+        result = generate(ModelConfig(**fields), weights, ranks.context)
         torch.save(result, path.with_suffix(f".rank{rank}"))
-    dist.destroy_process_group()
+    ranks.close()
 
 
 def generate(config: ModelConfig, weights: dict[str, torch.Tensor], parallel: ParallelContext) -> dict[str, object]:

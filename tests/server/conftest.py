@@ -20,13 +20,13 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def small_model(default_model: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder without weights: a Llama with 8 heads and 4 KV heads, with the default model's tokenizer."""
+    """A folder without weights: a Llama that splits into 1, 2, 3 and 4, with the default model's tokenizer."""
     folder = tmp_path_factory.mktemp("small-model")
     for file in default_model.folder.iterdir():
         shutil.copy(file, folder)
     config = json.loads((folder / "config.json").read_text())
-    config.update(num_attention_heads=8, num_key_value_heads=4, head_dim=32)
-    config.update(hidden_size=256, intermediate_size=512, num_hidden_layers=3)
+    config.update(num_attention_heads=24, num_key_value_heads=12, head_dim=16)
+    config.update(hidden_size=192, intermediate_size=384, num_hidden_layers=2)
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 

@@ -33,6 +33,9 @@ from srt.token_bytes import TokenBytes
 TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}:{TESTS / 'server'}", "PYTHONHASHSEED": "random"}
 """In which this module can be found by the processes that it starts."""
+SMALL = ("--load-format", "dummy", "--context-length", "256", "--max-total-tokens", "300")
+SMALL += ("--max-running-requests", "6")
+"""Flags for a pool so small that requests evict each other's prefixes and are set back."""
 
 VOCAB = 200
 FAULT_STEP = 60

@@ -3,56 +3,40 @@
 from __future__ import annotations
 
 import pytest
-from faulty_ranks import ENVIRONMENT
+from faulty_ranks import ENVIRONMENT, SMALL
 from rank_client import Client
-from server_harness import running
+from server_harness import Server, running
 
 ANSWER_SECONDS = 5.0  # from the last good token to the error
 END_SECONDS = 10.0
-FLAGS = (
-    "--load-format",
-    "dummy",
-    "--context-length",
-    "256",
-    "--max-total-tokens",
-    "500",
-    "--max-running-requests",
-    "6",
-)
+FAULTS = {
+    "token:0": ["scheduler 0", "disagree in step", "tokens"],
+    "token:1": ["scheduler 1", "disagree in step", "tokens"],
+    "order:1": ["scheduler 1", "disagree in step", "rows"],
+    "eviction:1": ["scheduler 1", "disagree in step"],
+    "inbox:1": ["scheduler 1", "hangs behind step"],
+    "stop:0": ["scheduler 0", "is stopped"],
+    "stop:1": ["scheduler 1", "is stopped"],
+    "kill:0": ["scheduler 0", "was killed by SIGKILL"],
+    "kill:1": ["scheduler 1", "was killed by SIGKILL"],
+    "hang:0": ["scheduler 0", "hangs in step"],
+    "hang:1": ["scheduler 1", "hangs in step"],
+    "exception:0": ["scheduler 0 failed in step", "ZeroDivisionError: planted"],
+    "exception:1": ["scheduler 1 failed in step", "ZeroDivisionError: planted"],
+}
+"""What goes wrong, in which rank, and words of the sentence that names it."""
+QUICK = ("token:1", "stop:1")
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("token:1", ["scheduler 1", "disagree in step", "tokens"]),
-        ("token:0", ["scheduler 0", "disagree in step", "tokens"]),
-        ("order:1", ["scheduler 1", "disagree in step", "rows"]),
-        ("eviction:1", ["scheduler 1", "disagree in step"]),
-        ("inbox:1", ["scheduler 1", "hangs behind step"]),
-        ("stop:1", ["scheduler 1", "is stopped"]),
-        ("stop:0", ["scheduler 0", "is stopped"]),
-        ("kill:1", ["scheduler 1", "was killed by SIGKILL"]),
-        ("kill:0", ["scheduler 0", "was killed by SIGKILL"]),
-        ("hang:1", ["scheduler 1", "hangs in step"]),
-        ("hang:0", ["scheduler 0", "hangs in step"]),
-        ("exception:1", ["scheduler 1 failed in step", "ZeroDivisionError: planted"]),
-        ("exception:0", ["scheduler 0 failed in step", "ZeroDivisionError: planted"]),
-    ],
-)
-def test_a_fault_is_found_named_and_answered(fault: str, words: list[str], small_model: str) -> None:
-    with running(
-        "--model-path",
-        small_model,
-        "--tp-size",
-        "2",
-        *FLAGS,
-        module="faulty_ranks",
-        env={**ENVIRONMENT, "FAULT": fault},
-    ) as server:
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAULTS])
+def test_a_fault_is_found_named_and_answered(fault: str, small_model: str) -> None:
+    words = FAULTS[fault]
+    flags = ("--model-path", small_model, "--tp-size", "2", *SMALL)
+    with running(*flags, module="faulty_ranks", env={**ENVIRONMENT, "FAULT": fault}) as server:
         clients = [Client(server, seed) for seed in range(6)]
         for client in clients:
-            client.join(30)
-            assert not client.is_alive(), f"a client hangs: {server.log[-3000:]}"
+            client.join(60)
+            assert not client.is_alive(), "a client hangs"
             assert client.wrong is None
         assert server.wait(END_SECONDS) == 1
         server.assert_nothing_left()
@@ -62,3 +46,15 @@ def test_a_fault_is_found_named_and_answered(fault: str, words: list[str], small
             assert client.error_time - client.last_token < ANSWER_SECONDS
         assert all(word in server.log for word in words)
         assert "the last steps of every rank" in server.log
+
+
+@pytest.mark.slow
+def test_another_pool_is_found_at_the_first_step(small_model: str) -> None:
+    flags = ("--model-path", small_model, "--tp-size", "2", *SMALL)
+    server = Server(*flags, module="faulty_ranks", env={**ENVIRONMENT, "FAULT": "pool:1"})
+    try:
+        assert server.wait(60) == 1
+        assert "scheduler 1 and scheduler 0 disagree in step 1, free: 12b and 12c" in server.log
+        server.assert_nothing_left()
+    finally:
+        server.dispose()

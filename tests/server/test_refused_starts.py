@@ -40,7 +40,7 @@ def test_port_in_use() -> None:
         (("--dtype", "int3"), ["--dtype", "int3", "float32"]),
         (("--no-such-flag",), ["--no-such-flag"]),
         (("--context-length", "9000000"), ["--context-length", "8192"]),
-        (("--tp-size", "2"), ["--tp-size 2"]),
+        (("--tp-size", "2"), ["--tp-size 2", "9 heads", "3 KV heads", "1, 3"]),
         (("--host", "no.such.host.invalid"), ["--host", "no.such.host.invalid"]),
         (("--host", "192.0.2.1"), ["--host", "192.0.2.1"]),
         (("--mem-fraction-static", "0.0001"), ["--mem-fraction-static"]),
