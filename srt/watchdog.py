@@ -70,10 +70,10 @@ def read_all(board: Board) -> list[Record]:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal or by a debugger."""
+    """By a signal; what a debugger holds may stand still as long as others may."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "Tt"
+            return file.read().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False  # it is gone, which is others' to tell
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,9 @@ def _meet(spec: ChildSpec) -> Ranks:
     from srt.parallel import Ranks, check_alike, fingerprint
 
     config = spec.config
-    torch.set_num_threads(max(1, torch.get_num_threads() // config.tp_size))  # the ranks share the host's cores
+    threads = max(1, torch.get_num_threads() // config.tp_size)  # the ranks share the host's cores
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for compiled code that brings an OpenMP of its own
     backend = "nccl" if config.device == "cuda" else "gloo"
     ranks = Ranks(spec.endpoints.rendezvous, spec.rank, config.tp_size, backend)
     check_alike(ranks.gather(fingerprint(config.digest())))
