@@ -3,11 +3,12 @@
     FAULT=token:1 python -m faulty_ranks --tp-size 2
 
 The fault happens in the rank behind the colon, in its step FAULT_STEP. With CHAOS=1 every rank's clock is hours away
-from the others', and the last rank is slow in some steps.
+from the others', and the last rank is slow in some steps. With DEVICE=model the model is a real one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -26,7 +27,7 @@ from srt.parallel import Ranks
 from srt.process import ChildSpec, Ready
 from srt.scheduler import intake, outlet
 from srt.scheduler.planner import Planner
-from srt.scheduler.process import Device, run
+from srt.scheduler.process import Device, _load_model, run
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult
 from srt.token_bytes import TokenBytes
 
@@ -58,7 +59,7 @@ def expected(prompt: Sequence[int], seed: int, count: int) -> list[int]:
 class Faulty:
     """The executor of the rank that goes wrong."""
 
-    def __init__(self, inner: FakeExecutor, act: Callable[[Faulty], None]) -> None:
+    def __init__(self, inner: Any, act: Callable[[Faulty], None]) -> None:
         self.inner = inner
         self.steps = 0
         self.wrong_token = False
@@ -129,6 +130,20 @@ def act_eviction(faulty: Faulty) -> None:
     eviction.EvictionOrder.oldest = oldest
 
 
+def act_rows(faulty: Faulty) -> None:
+    """One decode row is left out once, so that the ranks' next collective has unequal sizes."""
+    batch_of = Planner._batch
+
+    def without_one(planner: Planner, requests: list, lengths: list, num_decode: int, opened: list) -> ScheduleBatch:
+        if num_decode < 2:
+            return batch_of(planner, requests, lengths, num_decode, opened)
+        Planner._batch = batch_of
+        del requests[0], lengths[0]
+        return batch_of(planner, requests, lengths, num_decode - 1, opened)
+
+    Planner._batch = without_one
+
+
 def act_nothing(faulty: Faulty) -> None:
     pass
 
@@ -155,6 +170,10 @@ def make_device(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
     chaos = "CHAOS" in os.environ
     if chaos:
         intake.time = outlet.time = SkewedTime(3600.0 * (spec.rank - 1) * 5)
+    act = ACTS.get(name, act_nothing) if is_faulty else act_nothing
+    if os.environ.get("DEVICE") == "model":
+        device = _load_model(spec, token_bytes, ranks)
+        return dataclasses.replace(device, executor=Faulty(device.executor, act))
     pool_tokens = config.max_total_tokens or config.max_running_requests * config.context_length
     if is_faulty and name == "pool":
         pool_tokens -= config.page_size
@@ -166,7 +185,6 @@ def make_device(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         page_size=config.page_size,
     )
     _slow_down(executor, chaos and spec.rank == config.tp_size - 1)
-    act = ACTS.get(name, act_nothing) if is_faulty else act_nothing
     return Device(Faulty(executor, act), pool_tokens, {"summary": f"{pool_tokens} fake tokens"})
 
 

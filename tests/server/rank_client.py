@@ -14,7 +14,14 @@ from server_harness import Server
 class Client(threading.Thread):
     """Asks one request after the other, until it hears an error or the event is set; leaves a share of its streams."""
 
-    def __init__(self, server: Server, seed: int, until: threading.Event | None = None, leaves: float = 0.0) -> None:
+    def __init__(
+        self,
+        server: Server,
+        seed: int,
+        until: threading.Event | None = None,
+        leaves: float = 0.0,
+        checks: bool = True,
+    ) -> None:
         super().__init__(daemon=True)
         self.answers = 0
         self.error = ""
@@ -24,6 +31,7 @@ class Client(threading.Thread):
         self._random = random.Random(seed)
         self._until = until or threading.Event()
         self._leaves = leaves
+        self._checks = checks
         self.start()
 
     def run(self) -> None:
@@ -40,7 +48,7 @@ class Client(threading.Thread):
         prompt += [rnd.randrange(VOCAB) for _ in range(rnd.randrange(5, 80))]
         count, seed = rnd.randrange(20, 120), rnd.randrange(2**32)
         leave_after = rnd.randrange(count) if rnd.random() < self._leaves else count
-        right = expected(prompt, seed, count)
+        right = expected(prompt, seed, count) if self._checks else None
         params = {"max_new_tokens": count, "ignore_eos": True, "sampling_seed": seed, "temperature": 1}
         with self._server.stream("/generate", input_ids=prompt, sampling_params=params) as stream:
             if stream.status != 200:
@@ -52,7 +60,7 @@ class Client(threading.Thread):
                     return
                 self.last_token = time.monotonic()
                 ids = event["output_ids"]
-                if ids != right[: len(ids)]:
+                if right is not None and ids != right[: len(ids)]:
                     self.wrong = (ids, right)
                     return
                 if len(ids) > leave_after:

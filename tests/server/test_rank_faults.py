@@ -49,6 +49,32 @@ def test_a_fault_is_found_named_and_answered(fault: str, small_model: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("token:1", ["scheduler 1 and scheduler 0 disagree in step", "tokens"]),
+        ("rows:1", ["scheduler 1 and scheduler 0 disagree in step", "rows"]),
+        ("stop:1", ["scheduler 1", "is stopped"]),
+        ("kill:0", ["scheduler 0", "was killed by SIGKILL"]),
+    ],
+)
+def test_a_fault_between_the_collectives_of_a_real_model(fault: str, words: list[str], small_model: str) -> None:
+    """The other rank waits inside a collective, or dies of it."""
+    flags = ("--model-path", small_model, "--tp-size", "2", *SMALL)
+    env = {**ENVIRONMENT, "FAULT": fault, "DEVICE": "model"}
+    with running(*flags, module="faulty_ranks", env=env) as server:
+        clients = [Client(server, seed, checks=False) for seed in range(6)]
+        for client in clients:
+            client.join(60)
+            assert not client.is_alive(), "a client hangs"
+        assert server.wait(END_SECONDS) == 1
+        server.assert_nothing_left()
+        told = [client for client in clients if all(word in client.error for word in words)]
+        assert told, [client.error for client in clients]
+        assert all(client.error_time - client.last_token < ANSWER_SECONDS for client in told)
+
+
+@pytest.mark.slow
 def test_another_pool_is_found_at_the_first_step(small_model: str) -> None:
     flags = ("--model-path", small_model, "--tp-size", "2", *SMALL)
     server = Server(*flags, module="faulty_ranks", env={**ENVIRONMENT, "FAULT": "pool:1"})
