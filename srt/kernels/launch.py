@@ -18,6 +18,8 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 OVERLAPS = not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 LAUNCH = {"launch_pdl": True} if OVERLAPS else {}
 FOLLOWS = tl.constexpr(OVERLAPS)
+COMPILED = tl.constexpr(not INTERPRETED)
+"""Whether the vendor's own functions are there."""
 
 
 @triton.jit

@@ -1,0 +1,178 @@
+"""L4, each rank: from logits to tokens on the GPU, without a word to the host.
+
+The noise is the function of (seed, position, token id) that `srt/executor/noise.py` documents; a row's token depends on
+its own logits and parameters only, never on the batch.
+
+Shapes: S sampled rows, V columns of the logits, of which the first `num_tokens` exist, K parts that a row is cut into.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from srt.kernels.launch import COMPILED, LAUNCH, follow
+
+BLOCK = 1024
+PROGRAMS = 1024
+"""About 8 blocks of 4 warps for each of a large GPU's processors."""
+
+
+def gumbel_argmax(
+    logits_SV: torch.Tensor,
+    temperature_S: torch.Tensor,
+    seeds_S: torch.Tensor,
+    positions_S: torch.Tensor,
+    num_tokens: int,
+    least_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """int32 [S]: the argmax of logits where the temperature is 0, else of logits / T plus Gumbel noise.
+
+    Ties go to the lowest id, and what is no number counts as -inf. `positions_S` are the places that the tokens will
+    take; seeds and positions are int64. With `least_S`, only tokens whose logit / T reaches it can be drawn.
+    """
+    assert logits_SV.stride(1) == 1
+    num_rows, device = len(logits_SV), logits_SV.device
+    # A power of two, so that there are few variants to compile.
+    blocks = 1 << (max(triton.cdiv(num_tokens, BLOCK) * num_rows // PROGRAMS, 1).bit_length() - 1)
+    parts = triton.cdiv(num_tokens, BLOCK * blocks)
+    best_SK = torch.empty((num_rows, parts), dtype=torch.float32, device=device)
+    ids_SK = torch.empty((num_rows, parts), dtype=torch.int32, device=device)
+    tokens_S = torch.empty(num_rows, dtype=torch.int32, device=device)
+    _best_of_part[(num_rows, parts)](
+        logits_SV,
+        temperature_S,
+        seeds_S,
+        positions_S,
+        least_S,
+        best_SK,
+        ids_SK,
+        logits_SV.stride(0),
+        num_tokens,
+        BLOCKS=blocks,
+        BLOCK=BLOCK,
+        num_warps=4,
+        **LAUNCH,
+    )
+    _best_of_parts[(num_rows,)](
+        best_SK, ids_SK, tokens_S, K=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1, **LAUNCH
+    )
+    return tokens_S
+
+
+def write_tokens(
+    tokens_S: torch.Tensor, rows_S: torch.Tensor, positions_S: torch.Tensor, tokens_RP: torch.Tensor
+) -> None:
+    """tokens_RP[rows, positions] = tokens, except where the row is negative."""
+    num_rows = len(tokens_S)
+    _write_tokens[(triton.cdiv(num_rows, 128),)](
+        tokens_S, rows_S, positions_S, tokens_RP, num_rows, tokens_RP.stride(0), BLOCK=128, num_warps=4, **LAUNCH
+    )
+
+
+@triton.jit
+def row_key(seed, position):
+    """SplitMix64's word, as its low and its high half in int32."""
+    z = seed.to(tl.uint64, bitcast=True) + (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    z = z ^ (z >> 31)
+    return z.to(tl.uint32).to(tl.int32, bitcast=True), (z >> 32).to(tl.uint32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def gumbel(low, high, token):
+    """-log(-log(1 - v)) of a token's word v in (0, 1). Small v, which decide, keep all their digits."""
+    x = token * -1640531527 + low
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x ^= high
+    x ^= x >> 15
+    x *= -2073254261
+    x ^= x >> 16
+    v = x.to(tl.float32) * 4.6566123179658803e-10 + 1.1641532182693481e-10
+    # -log(1 - v) = v + v²/2 + v³/3 + …
+    series = 1.0 / 7 + v * (1.0 / 8)
+    series = 1.0 / 6 + v * series
+    series = 1.0 / 5 + v * series
+    series = 1.0 / 4 + v * series
+    series = 1.0 / 3 + v * series
+    series = v + v * v * (0.5 + v * series)
+    return -log(tl.where(v < 0.125, series, -log(1.0 - v)))
+
+
+@triton.jit
+def log(x):
+    """The processor's own, good to about 2e-7 plus rounding."""
+    if COMPILED:
+        return libdevice.fast_logf(x)
+    return tl.log(x)
+
+
+@triton.jit
+def scaled(logits, temperature):
+    """logits / T, or the plain logits where T is 0; -inf for what is no number."""
+    x = logits.to(tl.float32)
+    return tl.where(x == x, x, float("-inf")) * (1.0 / tl.where(temperature > 0, temperature, 1.0))
+
+
+@triton.jit
+def _best_of_part(
+    logits,
+    temperature,
+    seeds,
+    positions,
+    least,
+    best_out,
+    ids_out,
+    stride,
+    num_tokens,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    token = part * (BLOCKS * BLOCK) + tl.arange(0, BLOCK)
+    follow()
+    t = tl.load(temperature + s)
+    low, high = row_key(tl.load(seeds + s), tl.load(positions + s))
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    best_token = token
+    for _ in range(BLOCKS):
+        x = tl.load(logits + s * stride + token, mask=token < num_tokens, other=float("-inf"))
+        x = scaled(x, t)
+        if t > 0:
+            if least is not None:
+                x = tl.where(x >= tl.load(least + s), x, float("-inf"))
+            x += gumbel(low, high, token)
+        better = x > best
+        best = tl.where(better, x, best)
+        best_token = tl.where(better, token, best_token)
+        token += BLOCK
+    highest = tl.max(best, axis=0)
+    place = s * tl.num_programs(1) + part
+    tl.store(best_out + place, highest)
+    tl.store(ids_out + place, tl.min(tl.where(best == highest, best_token, 0x7FFFFFFF), axis=0))
+
+
+@triton.jit
+def _best_of_parts(best, ids, tokens, K: tl.constexpr, BLOCK: tl.constexpr):
+    s = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    follow()
+    value = tl.load(best + s * K + k, mask=k < K, other=float("-inf"))
+    token = tl.load(ids + s * K + k, mask=k < K, other=0x7FFFFFFF)
+    tl.store(tokens + s, tl.min(tl.where(value == tl.max(value, axis=0), token, 0x7FFFFFFF), axis=0))
+
+
+@triton.jit
+def _write_tokens(tokens, rows, positions, table, num_rows, stride, BLOCK: tl.constexpr):
+    s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = s < num_rows
+    follow()
+    row = tl.load(rows + s, mask=inside, other=-1).to(tl.int64)
+    position = tl.load(positions + s, mask=inside, other=0).to(tl.int64)
+    token = tl.load(tokens + s, mask=inside, other=0)
+    tl.store(table + row * stride + position, token.to(table.dtype.element_ty), mask=row >= 0)
