@@ -16,6 +16,9 @@ PAGES = 512
 PROGRAMS = 8
 """Per row, whatever its length: a graph's grid is fixed, so programs walk over the row's pages."""
 
+ANY = ["num_rows", "rows", "lengths"]
+"""Arguments that no variant is compiled for: rows come in any number and from anywhere in a longer tensor."""
+
 
 def gather(
     rows_B: torch.Tensor,
@@ -74,14 +77,14 @@ def page_table(
         slots_RP.stride(0),
         PAGE_SIZE=page_size,
         PROGRAMS=PROGRAMS,
-        BLOCK_B=triton.next_power_of_2(num_rows),
+        BLOCK_B=ROWS,
         BLOCK=PAGES,
         num_warps=4,
         **LAUNCH,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*ANY, "ids_out", "positions_out", "slots_out"])
 def _gather(
     rows,
     lengths,
@@ -109,7 +112,7 @@ def _gather(
     tl.store(slots_out + b, slot.to(slots_out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*ANY, "indptr", "indices", "last_page_len"])
 def _page_table(
     rows,
     lengths,
@@ -128,8 +131,13 @@ def _page_table(
     part = tl.program_id(1)
     b = tl.arange(0, BLOCK_B)
     follow()
-    before = tl.load(lengths + b, mask=b < index, other=0).to(tl.int32)
-    begin = tl.sum((before + PAGE_SIZE - 1) // PAGE_SIZE, axis=0)
+    before = tl.zeros((BLOCK_B,), tl.int32)
+    first = 0
+    while first < index:
+        other = tl.load(lengths + first + b, mask=first + b < index, other=0).to(tl.int32)
+        before += (other + PAGE_SIZE - 1) // PAGE_SIZE
+        first += BLOCK_B
+    begin = tl.sum(before, axis=0)
     length = tl.load(lengths + index).to(tl.int32)
     pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
     if part == 0:

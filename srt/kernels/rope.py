@@ -67,7 +67,7 @@ def rotate_and_store(
     return q_NHC
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions", "slots"])
 def _rotate_and_store(
     qkv,
     turns,

@@ -19,6 +19,9 @@ BLOCK = 1024
 PROGRAMS = 1024
 """About 8 blocks of 4 warps for each of a large GPU's processors."""
 
+ROWS = ["temperature", "seeds", "positions", "least", "rows", "tokens"]
+"""Arguments that come from anywhere in a longer tensor: no variants are compiled for how they are aligned."""
+
 
 def gumbel_argmax(
     logits_SV: torch.Tensor,
@@ -35,9 +38,9 @@ def gumbel_argmax(
     """
     assert logits_SV.stride(1) == 1
     num_rows, device = len(logits_SV), logits_SV.device
-    # A power of two, so that there are few variants to compile.
-    blocks = 1 << (max(triton.cdiv(num_tokens, BLOCK) * num_rows // PROGRAMS, 1).bit_length() - 1)
-    parts = triton.cdiv(num_tokens, BLOCK * blocks)
+    all_blocks = triton.cdiv(num_tokens, BLOCK)
+    blocks = max(all_blocks * num_rows // PROGRAMS, 1)
+    parts = triton.cdiv(all_blocks, blocks)
     best_SK = torch.empty((num_rows, parts), dtype=torch.float32, device=device)
     ids_SK = torch.empty((num_rows, parts), dtype=torch.int32, device=device)
     tokens_S = torch.empty(num_rows, dtype=torch.int32, device=device)
@@ -51,13 +54,13 @@ def gumbel_argmax(
         ids_SK,
         logits_SV.stride(0),
         num_tokens,
-        BLOCKS=blocks,
+        blocks,
         BLOCK=BLOCK,
         num_warps=4,
         **LAUNCH,
     )
     _best_of_parts[(num_rows,)](
-        best_SK, ids_SK, tokens_S, K=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1, **LAUNCH
+        best_SK, ids_SK, tokens_S, parts, BLOCK=triton.next_power_of_2(all_blocks), num_warps=1, **LAUNCH
     )
     return tokens_S
 
@@ -118,7 +121,7 @@ def scaled(logits, temperature):
     return tl.where(x == x, x, float("-inf")) * (1.0 / tl.where(temperature > 0, temperature, 1.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=ROWS)
 def _best_of_part(
     logits,
     temperature,
@@ -129,18 +132,18 @@ def _best_of_part(
     ids_out,
     stride,
     num_tokens,
-    BLOCKS: tl.constexpr,
+    blocks,
     BLOCK: tl.constexpr,
 ):
     s = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    token = part * (BLOCKS * BLOCK) + tl.arange(0, BLOCK)
+    token = part * blocks * BLOCK + tl.arange(0, BLOCK)
     follow()
     t = tl.load(temperature + s)
     low, high = row_key(tl.load(seeds + s), tl.load(positions + s))
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     best_token = token
-    for _ in range(BLOCKS):
+    while blocks > 0:
         x = tl.load(logits + s * stride + token, mask=token < num_tokens, other=float("-inf"))
         x = scaled(x, t)
         if t > 0:
@@ -151,23 +154,24 @@ def _best_of_part(
         best = tl.where(better, x, best)
         best_token = tl.where(better, token, best_token)
         token += BLOCK
+        blocks -= 1
     highest = tl.max(best, axis=0)
     place = s * tl.num_programs(1) + part
     tl.store(best_out + place, highest)
     tl.store(ids_out + place, tl.min(tl.where(best == highest, best_token, 0x7FFFFFFF), axis=0))
 
 
-@triton.jit
-def _best_of_parts(best, ids, tokens, K: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=ROWS)
+def _best_of_parts(best, ids, tokens, parts, BLOCK: tl.constexpr):
     s = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     follow()
-    value = tl.load(best + s * K + k, mask=k < K, other=float("-inf"))
-    token = tl.load(ids + s * K + k, mask=k < K, other=0x7FFFFFFF)
+    value = tl.load(best + s * parts + k, mask=k < parts, other=float("-inf"))
+    token = tl.load(ids + s * parts + k, mask=k < parts, other=0x7FFFFFFF)
     tl.store(tokens + s, tl.min(tl.where(value == tl.max(value, axis=0), token, 0x7FFFFFFF), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
 def _write_tokens(tokens, rows, positions, table, num_rows, stride, BLOCK: tl.constexpr):
     s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = s < num_rows
