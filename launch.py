@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import importlib.util
 import logging
 import resource
 import shutil
@@ -99,10 +100,16 @@ def listen(host: str, port: int) -> socket.socket:
 def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> ServerConfig:
     """Fills in what the user left to us, so that every process reads the same values; ConfigError if it cannot be."""
     device = config.device
+    has_kernels = importlib.util.find_spec("flashinfer") is not None
     if device == "auto":
-        device = "cpu"  # also beside a GPU, as long as no executor can use it
-    elif device == "cuda" and not num_cuda_devices:
-        raise ConfigError("--device cuda needs an NVIDIA GPU and its driver; there is none, use --device cpu")
+        device = "cuda" if num_cuda_devices and has_kernels and config.dtype != "float32" else "cpu"
+    elif device == "cuda":
+        if not num_cuda_devices:
+            raise ConfigError("--device cuda needs an NVIDIA GPU and its driver; there is none, use --device cpu")
+        if not has_kernels:
+            raise ConfigError("--device cuda needs FlashInfer: pip install 'lockstep-server[cuda]'")
+        if config.dtype == "float32":
+            raise ConfigError("--dtype float32 is for the CPU; on a GPU attention computes in bfloat16 or float16")
     _check_tp_size(config.tp_size, model)
     limit = model.max_position_embeddings
     if config.context_length is not None and config.context_length > limit:

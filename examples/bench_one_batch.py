@@ -1,31 +1,40 @@
-"""Times one prefill and one decode step of the executor alone, with random weights, and prints one line of JSON.
+"""Times prefill and decode steps of the executor alone, with random weights, and prints one line of JSON.
 
-Decode: `--rows` requests, each with `--context` tokens cached. Prefill: one prompt of `--prompt` tokens. Times are the
-median and the least of `--steps` steps in milliseconds; `read_gb_s` is what this machine reads from memory in the same
-run, and `roofline` the share of the least decode time that reading weights and K/V at this rate would take.
+Prefill: `--prompts` prompts of `--prompt` tokens in steps of at most `--chunk` tokens. Decode: `--rows` requests, each
+with `--context` tokens cached when it begins, `--steps` steps, each launched before the last is waited for.
+Times are medians over `--repeats` in milliseconds: of all prompts, and of one step.
+
+The roofline is what the same machine does in the same run: `read_gb_s`, the rate at which it reads memory, bounds a
+decode step by weights and K/V, and on a GPU `gemm_tflop_s`, its rate in a large bfloat16 product, bounds a prefill. The
+ratios say which share of the time these least times would take.
 
     python examples/bench_one_batch.py --rows 16 --context 192 --prompt 128
+    python examples/bench_one_batch.py --device cuda --model llama-3.1-8b --rows 64 --context 1024 --prompt 8192
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from srt.executor.model_runner import ModelRunner
+from srt.executor.weights import iterate_weights
 from srt.messages import SamplingParams
 from srt.model_config import ModelConfig, RopeScaling
+from srt.model_files import ModelFiles
 from srt.models.loader import load_model
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
 from srt.weight_names import weight_shapes
 
-SHAPES = ModelConfig(
+SMOLLM2 = ModelConfig(
     architecture="LlamaForCausalLM",
     model_type="llama",
     vocab_size=49152,
@@ -48,124 +57,230 @@ SHAPES = ModelConfig(
     bos_token_id=None,
     eos_token_ids=(),
 )
-"""SmolLM2-135M's."""
+LLAMA_8B = dataclasses.replace(
+    SMOLLM2,
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope_theta=500000.0,
+    rope_scaling=RopeScaling("llama3", factor=8.0, original_max_position_embeddings=8192),
+    max_position_embeddings=131072,
+    tie_word_embeddings=False,
+)
+QWEN3_600M = dataclasses.replace(
+    SMOLLM2,
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    max_position_embeddings=40960,
+    qk_norm=True,
+)
+MODELS = {"smollm2-135m": SMOLLM2, "llama-3.1-8b": LLAMA_8B, "qwen3-0.6b": QWEN3_600M}
 
 
-def random_weights() -> Iterator[tuple[str, torch.Tensor]]:
-    torch.manual_seed(0)
-    for name, shape in weight_shapes(SHAPES).items():
-        yield name, torch.ones(shape) if "norm" in name else torch.randn(shape) * 0.02
+class Driver:
+    """Plans steps as the scheduler would, of requests that all start and grow together."""
 
+    def __init__(
+        self, runner: Any, config: ModelConfig, context_length: int, pool_tokens: int, sampling: SamplingParams
+    ):
+        self._runner = runner
+        self._vocab_size = config.vocab_size
+        self._sampling = sampling
+        free = np.random.default_rng(0).permutation(np.arange(1, pool_tokens + 1)).astype(np.int32)
+        self._slots = free[: pool_tokens // context_length * context_length].reshape(-1, context_length)
 
-def open_row(row: int, length: int, sampling: SamplingParams) -> OpenedRow:
-    tokens = np.random.default_rng(row).integers(0, SHAPES.vocab_size, length)
-    return OpenedRow(row, tokens.astype(np.int32), length, sampling, ())
+    def open(self, rows: int, length: int) -> tuple[OpenedRow, ...]:
+        tokens = np.random.default_rng(1).integers(0, self._vocab_size, (rows, length)).astype(np.int32)
+        return tuple(OpenedRow(row, tokens[row], length, self._sampling, ()) for row in range(rows))
 
+    def step(
+        self,
+        row: np.ndarray,
+        start: np.ndarray,
+        length: np.ndarray,
+        samples: np.ndarray,
+        decode: bool,
+        opened: tuple = (),
+    ) -> ScheduleBatch:
+        end = start + length
+        slots = [self._slots[r, s:e] for r, s, e in zip(row, start, end, strict=True)]
+        arrays = (a.astype(np.int32) for a in (row, start, length, end - samples))
+        num_decode = len(row) if decode else 0
+        return ScheduleBatch(0, opened, num_decode, *arrays, samples, start.astype(np.int32), np.concatenate(slots))
 
-def batch(opened: list[OpenedRow], num_decode: int, start: list[int], length: list[int], slots: list) -> ScheduleBatch:
-    """`slots[i]` are row i's new entries of the slot table, which end at its last position."""
-    end = np.array(start, np.int32) + np.array(length, np.int32)
-    counts = np.array([len(entries) for entries in slots], np.int32)
-    return ScheduleBatch(
-        step=0,
-        opened=tuple(opened),
-        num_decode=num_decode,
-        row=np.arange(len(start), dtype=np.int32),
-        start=np.array(start, np.int32),
-        length=np.array(length, np.int32),
-        first_logit=end - 1,
-        samples=np.ones(len(start), bool),
-        table_start=end - counts,
-        slots=np.concatenate(slots).astype(np.int32),
-    )
+    def prefill(self, prompts: int, length: int, chunk: int) -> list[ScheduleBatch]:
+        """Whole and partial prompts in steps of `chunk` tokens."""
+        plans, left = [], [[row, 0] for row in range(prompts)]
+        while left:
+            parts, budget = [], chunk
+            while left and budget:
+                row, done = left[0]
+                size = min(budget, length - done)
+                parts.append((row, done, size, done + size == length))
+                left[0][1] += size
+                budget -= size
+                if left[0][1] == length:
+                    left.pop(0)
+            row, start, size, last = (np.array(column) for column in zip(*parts, strict=True))
+            plans.append(self.step(row, start, size, last, False, () if plans else self.open(prompts, length)))
+        return plans
 
+    def decode(self, rows: int, context: int, steps: int) -> list[ScheduleBatch]:
+        row, ones = np.arange(rows), np.ones(rows, np.int32)
+        return [self.step(row, row * 0 + context + i, ones, ones > 0, True) for i in range(steps)]
 
-def timed(runner: ModelRunner, plan: ScheduleBatch) -> float:
-    """Milliseconds."""
-    begin = time.perf_counter()
-    launched = runner.forward(plan)
-    runner.sample(launched, None)
-    runner.result(launched)
-    return (time.perf_counter() - begin) * 1e3
-
-
-def summary(run: Callable[[], float], steps: int) -> dict[str, float]:
-    run()
-    times = [run() for _ in range(steps)]
-    return {"median": round(statistics.median(times), 2), "min": round(min(times), 2)}
-
-
-def read_bandwidth() -> float:
-    """GB/s, of a sum over 512 MiB."""
-    data = torch.ones(2**27)
-    times = []
-    for _ in range(5):
+    def run(self, plans: list[ScheduleBatch]) -> float:
+        """Milliseconds for all, each launched before the one before it is waited for."""
+        runner, previous = self._runner, None
         begin = time.perf_counter()
-        data.sum()
-        times.append(time.perf_counter() - begin)
-    return data.nbytes / min(times) / 1e9
+        for plan in plans:
+            launched = runner.forward(plan)
+            if previous is not None:
+                runner.result(previous)
+            runner.sample(launched, None)
+            previous = launched
+        runner.result(previous)
+        return (time.perf_counter() - begin) * 1e3
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(times), 3), "min": round(min(times), 3), "max": round(max(times), 3)}
+
+
+def best_seconds(work: Callable[[], Any], device: torch.device, times: int = 8) -> float:
+    def once() -> float:
+        begin = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    return min(once() for _ in range(times))
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """GB/s, of a maximum over 4 GiB on a GPU and a sum over 512 MiB on a CPU."""
+    if device.type == "cpu":
+        data = torch.ones(2**27)
+        return data.nbytes / best_seconds(data.sum, device) / 1e9
+    data = torch.randn(2**31, dtype=torch.bfloat16, device=device).view(torch.int32)
+    return data.nbytes / best_seconds(data.amax, device) / 1e9
+
+
+def gemm_rate(device: torch.device) -> float:
+    """TFLOP/s of a bfloat16 product of random 8192 x 8192 matrices, ten at a time."""
+    a, b = (torch.randn((8192, 8192), dtype=torch.bfloat16, device=device) for _ in range(2))
+
+    def ten() -> None:
+        for _ in range(10):
+            a @ b
+
+    return 10 * 2 * 8192**3 / best_seconds(ten, device) / 1e12
+
+
+def linear_weights(config: ModelConfig) -> tuple[int, int]:
+    """Elements that a decode step reads: of the body, and of the head. The embedding is looked up, not read."""
+    shapes = weight_shapes(config)
+    total = sum(int(np.prod(shape)) for shape in shapes.values())
+    vocabulary = config.vocab_size * config.hidden_size
+    return total - vocabulary * (1 if config.tie_word_embeddings else 2), vocabulary
+
+
+def make_runner(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, args: argparse.Namespace, **shape: int
+) -> Any:
+    files = ModelFiles("bench", Path(), Path(), "dummy", None, config)
+    weights = iterate_weights(files, dtype, device=device)
+    model = load_model(config, weights, dtype, device, context_length=shape["context_length"])
+    shape |= {"page_size": args.page_size, "num_tokens_vocab": config.vocab_size}
+    if device.type == "cpu":
+        from srt.executor.model_runner import ModelRunner
+
+        return ModelRunner(model, config, **shape, kv_dtype=dtype, device=device)
+    from srt.executor.cuda_runner import CudaRunner
+
+    runner = CudaRunner(model, config, **shape, kv_dtype=dtype, device=device, graphs=not args.no_graphs)
+    runner.warm_up(args.chunk)
+    return runner
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--model", default="smollm2-135m", choices=sorted(MODELS))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--rows", type=int, nargs="*", default=[1], help="batch sizes of decode, one after the other")
     parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--prompts", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--no-graphs", action="store_true")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    dtype, device = getattr(torch, args.dtype), torch.device("cpu")
-    context_length = max(args.context, args.prompt) + 1
-    model = load_model(SHAPES, random_weights(), dtype, device, context_length=context_length)
-    pool_tokens = (args.rows + 1) * context_length
-    runner = ModelRunner(
-        model,
-        SHAPES,
-        num_rows=args.rows,
-        context_length=context_length,
-        pool_tokens=pool_tokens,
-        page_size=1,
-        num_tokens_vocab=SHAPES.vocab_size,
-        kv_dtype=dtype,
-        device=device,
-    )
+    dtype, device, config = getattr(torch, args.dtype), torch.device(args.device), MODELS[args.model]
+    begin = time.perf_counter()
+    context_length = -(-max(args.context + args.steps, args.prompt) // args.page_size) * args.page_size + args.page_size
+    num_rows = max(*args.rows, args.prompts)
+    pool_tokens = num_rows * context_length
+    shape = {"num_rows": num_rows, "context_length": context_length, "pool_tokens": pool_tokens}
+    runner = make_runner(config, device, dtype, args, **shape)
+    report: dict[str, Any] = {"model": args.model, "device": args.device, "dtype": args.dtype}
+    report["ready_s"] = round(time.perf_counter() - begin, 2)
     sampling = SamplingParams(max_new_tokens=1, temperature=args.temperature)
-    free = np.random.default_rng(0).permutation(np.arange(1, pool_tokens + 1))
+    driver = Driver(runner, config, context_length, pool_tokens, sampling)
 
-    opened = open_row(0, args.prompt, sampling)
-    prefill = batch([opened], 0, [0], [args.prompt], [free[: args.prompt]])
-    prefill_ms = summary(lambda: timed(runner, prefill), args.steps)
+    body, head = linear_weights(config)
+    read_gb_s = read_bandwidth(device)
+    report["read_gb_s"] = round(read_gb_s, 1)
+    prefill = driver.prefill(args.prompts, args.prompt, args.chunk)
+    driver.run(prefill)
+    times = [driver.run(prefill) for _ in range(args.repeats)]
+    num_tokens = args.prompts * args.prompt
+    report["prefill"] = {"prompts": args.prompts, "prompt": args.prompt, "ms": summary(times)}
+    report["prefill"]["tokens_s"] = round(num_tokens / statistics.median(times) * 1e3)
+    if device.type == "cuda":
+        rate = gemm_rate(device)
+        report["gemm_tflop_s"] = round(rate, 1)
+        attention = 2 * args.prompts * args.prompt**2 * config.num_layers * config.num_heads * config.head_dim
+        flops = 2 * (num_tokens * body + args.prompts * head) + attention
+        report["prefill"]["roofline"] = round(flops / rate / 1e9 / statistics.median(times), 3)
 
-    rows = [open_row(row, args.context + 1, sampling) for row in range(args.rows)]
-    slots = list(free[: args.rows * (args.context + 1)].reshape(args.rows, -1))
-    timed(runner, batch(rows, args.rows, [args.context] * args.rows, [1] * args.rows, slots))
-    none = [np.zeros(0, np.int32)] * args.rows
-    decode = batch([], args.rows, [args.context] * args.rows, [1] * args.rows, none)
-    decode_ms = summary(lambda: timed(runner, decode), args.steps)
-
-    weights = sum(int(np.prod(shape)) for shape in weight_shapes(SHAPES).values())
-    cached = args.rows * args.context * SHAPES.kv_elements_per_token
-    read_gb_s = read_bandwidth()
-    least_ms = (weights + cached) * dtype.itemsize / read_gb_s / 1e6
-    print(
-        json.dumps(
-            {
-                "dtype": args.dtype,
-                "threads": args.threads,
-                "rows": args.rows,
-                "context": args.context,
-                "prompt": args.prompt,
-                "prefill_ms": prefill_ms,
-                "decode_ms": decode_ms,
-                "read_gb_s": round(read_gb_s, 1),
-                "roofline": round(least_ms / decode_ms["min"], 3),
-            }
+    report["decode"] = []
+    for rows in args.rows:
+        decode = driver.decode(rows, args.context, args.steps)
+        opening = driver.step(
+            *(np.arange(rows), np.zeros(rows, int), np.full(rows, args.context), np.ones(rows, bool), False)
         )
-    )
+        for first in range(0, rows, max(args.chunk // args.context, 1)):  # K/V as after a prompt, in steps that fit
+            some = slice(first, first + max(args.chunk // args.context, 1))
+            part = (opening.row[some], opening.start[some], opening.length[some], opening.samples[some])
+            driver.run([driver.step(*part, False, () if first else driver.open(rows, args.context))])
+        driver.run(decode)
+        times = [driver.run(decode) / args.steps for _ in range(args.repeats)]
+        cached = rows * (args.context + args.steps / 2) * config.kv_elements_per_token
+        least_ms = (body + head + cached) * dtype.itemsize / read_gb_s / 1e6
+        result = {"rows": rows, "context": args.context, "step_ms": summary(times), "least_ms": round(least_ms, 3)}
+        report["decode"].append(result | {"roofline": round(least_ms / statistics.median(times), 3)})
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

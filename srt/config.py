@@ -52,6 +52,7 @@ class ServerConfig:
     page_size: int = flag(1, "tokens per page of the KV cache; prefixes are shared page by page")
     schedule_policy: str = flag("fcfs", "order of the waiting queue", choices=SCHEDULE_POLICIES)
     disable_radix_cache: bool = flag(False, "forget the K/V of finished requests")
+    disable_cuda_graph: bool = flag(False, "launch each kernel of a decode step by itself, to debug")
     disable_overlap_schedule: bool = flag(False, "plan a step only after the last one's tokens are known")
     tp_size: int = flag(1, "GPUs (or CPU processes) that share each layer's weights", aliases=("--tp",))
     watchdog_timeout: float = flag(300.0, "seconds after which an engine whose step does not end counts as hung")

@@ -1,18 +1,27 @@
-"""L4, each rank: which device and which types a configuration means."""
+"""L4, each rank: which device, types and executor a configuration means, and the memory of that device."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from srt.config import ServerConfig
-from srt.executor.memory_plan import available_ram, own_ram
-from srt.model_config import ModelError
+from srt.executor.memory_plan import MemoryPlan, available_ram, gib, own_ram
+from srt.model_config import ModelConfig, ModelError
+from srt.models.llama import LlamaForCausalLM
+from srt.parallel import ParallelContext
+
+if TYPE_CHECKING:
+    from srt.executor.cuda_runner import CudaRunner
+    from srt.executor.model_runner import ModelRunner
+
+HEAD_DIMS = (64, 128, 256)
+"""That FlashInfer's attention has kernels for, on every GPU."""
 
 
-def resolve_device(config: ServerConfig) -> torch.device:
-    if config.device == "cuda":
-        raise ModelError("this version serves on the CPU only: pass --device cpu")
-    return torch.device("cpu")
+def resolve_device(config: ServerConfig, rank: int) -> torch.device:
+    return torch.device("cuda", rank) if config.device == "cuda" else torch.device("cpu")
 
 
 def resolve_dtype(config: ServerConfig) -> torch.dtype:
@@ -22,11 +31,61 @@ def resolve_dtype(config: ServerConfig) -> torch.dtype:
 
 def free_memory(device: torch.device) -> int:
     """Bytes that weights and pool could still take."""
-    assert device.type == "cpu"
-    return available_ram()
+    return available_ram() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
 def held_memory(device: torch.device) -> int:
-    """Bytes that this process has taken. Its growth is what was loaded, whatever others take or free meanwhile."""
-    assert device.type == "cpu"
-    return own_ram()
+    """Bytes that are taken. Its growth is what was loaded, on a CPU whatever other processes take or free meanwhile."""
+    if device.type == "cpu":
+        return own_ram()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # what passed through while loading
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def make_executor(
+    model: LlamaForCausalLM,
+    model_config: ModelConfig,
+    config: ServerConfig,
+    plan: MemoryPlan,
+    num_tokens_vocab: int,
+    device: torch.device,
+    parallel: ParallelContext,
+) -> ModelRunner | CudaRunner:
+    """Ready to compute. Raises ModelError if what a GPU needs beside weights and K/V does not fit."""
+    assert config.max_running_requests is not None
+    assert config.context_length is not None
+    assert config.chunked_prefill_size is not None
+    shape = {
+        "num_rows": config.max_running_requests,
+        "context_length": config.context_length,
+        "pool_tokens": plan.pool_tokens,
+        "page_size": config.page_size,
+        "num_tokens_vocab": num_tokens_vocab,
+        "kv_dtype": resolve_dtype(config),
+        "device": device,
+        "parallel": parallel,
+    }
+    if device.type == "cpu":
+        from srt.executor.model_runner import ModelRunner
+
+        return ModelRunner(model, model_config, **shape)
+    if model_config.head_dim not in HEAD_DIMS:
+        known = ", ".join(map(str, HEAD_DIMS))
+        raise ModelError(
+            f"on a GPU heads may have {known} dimensions, not {model_config.head_dim}; serve with --device cpu"
+        )
+    from srt.executor.cuda_runner import CudaRunner
+
+    try:
+        runner = CudaRunner(model, model_config, **shape, graphs=not config.disable_cuda_graph)
+        runner.warm_up(config.chunked_prefill_size)
+    except torch.OutOfMemoryError:
+        left = plan.free_before - plan.weights - plan.pool_bytes
+        raise ModelError(
+            f"{gib(left)} beside weights and KV cache are too little for a step's activations and the CUDA graphs: "
+            f"lower --mem-fraction-static (now {plan.fraction:g}), --chunked-prefill-size (now "
+            f"{config.chunked_prefill_size}) or --max-running-requests (now {config.max_running_requests})"
+        ) from None
+    return runner

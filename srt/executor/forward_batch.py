@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from srt.executor.tables import RowTables
+from srt.executor.upload import upload
 from srt.scheduler.schedule_batch import ScheduleBatch
 
 
@@ -40,9 +41,9 @@ class ForwardBatch:
         logit_indices = np.arange(int(wanted_B.sum())) + np.repeat(first_index_B - wanted_before_B, wanted_B)
         sample_logits = (wanted_before_B + wanted_B - 1)[plan.samples]
 
-        packed = np.concatenate((rows_N, positions_N, logit_indices, sample_logits)).astype(np.int64)
-        sizes = (num_tokens, num_tokens, len(logit_indices), len(sample_logits))
-        rows, positions, logits, samples = torch.from_numpy(packed).to(tables.slots_RP.device).split(sizes)
+        rows, positions, logits, samples = upload(
+            tables.slots_RP.device, rows_N, positions_N, logit_indices, sample_logits
+        )
         return cls(
             ids_N=tables.tokens_RP[rows, positions],
             positions_N=positions,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from srt.executor.upload import upload
 from srt.scheduler.schedule_batch import ScheduleBatch
 
 
@@ -22,8 +23,8 @@ class RowTables:
     def apply(self, batch: ScheduleBatch) -> None:
         """Brings the tables to what this plan assumes; called when the step executes, not when it is launched."""
         for opened in batch.opened:
-            tokens = torch.from_numpy(opened.tokens.astype(np.int32))
-            self.tokens_RP[opened.row, : len(tokens)] = tokens.to(self.tokens_RP.device)
+            (tokens,) = upload(self.tokens_RP.device, opened.tokens)
+            self.tokens_RP[opened.row, : len(tokens)] = tokens
         if len(batch.slots):
             self._write_slots(batch)
 
@@ -32,12 +33,11 @@ class RowTables:
         rows = np.repeat(batch.row, counts_B)
         before_B = np.cumsum(counts_B) - counts_B
         positions = np.arange(len(batch.slots)) + np.repeat(batch.table_start - before_B, counts_B)
-        packed = np.stack((rows, positions, batch.slots)).astype(np.int64)
-        rows_, positions_, slots_ = torch.from_numpy(packed).to(self.slots_RP.device)
+        rows_, positions_, slots_ = upload(self.slots_RP.device, rows, positions, batch.slots)
         self.slots_RP[rows_, positions_] = slots_.int()
 
     def write_tokens(self, batch: ScheduleBatch, tokens_S: torch.Tensor) -> None:
         """Each sampled token enters behind its row's last position."""
-        places = np.stack((batch.row, batch.start + batch.length))[:, batch.samples].astype(np.int64)
-        rows_S, positions_S = torch.from_numpy(places).to(self.tokens_RP.device)
+        ends = batch.start + batch.length
+        rows_S, positions_S = upload(self.tokens_RP.device, batch.row[batch.samples], ends[batch.samples])
         self.tokens_RP[rows_S, positions_S] = tokens_S.int()

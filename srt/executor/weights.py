@@ -1,7 +1,7 @@
 """L4, each rank: a model's weights as a stream of (name, tensor), whatever file they come from.
 
-Names are Hugging Face's; every rank reads the whole stream and keeps its share. Tensors live on the CPU, one at a time:
-from safetensors and dummy weights without a copy where the type already fits.
+Names are Hugging Face's; every rank reads the whole stream and keeps its share. Tensors come one at a time, from
+safetensors without a copy where the type already fits.
 """
 
 from __future__ import annotations
@@ -30,15 +30,21 @@ _DUMMY_BLOCK = (1 << 20) + 7  # elements drawn per tensor and repeated; odd, so 
 
 
 def iterate_weights(
-    files: ModelFiles, dtype: torch.dtype, *, seed: int = 0, progress: bool = False
+    files: ModelFiles,
+    dtype: torch.dtype,
+    *,
+    seed: int = 0,
+    progress: bool = False,
+    device: torch.device | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of `weight_names.weight_shapes`, each once, in the file's order.
 
-    `seed` is of dummy weights: the same seed gives a tensor the same values wherever it comes in the order.
+    `seed` is of dummy weights: the same seed gives a tensor the same values wherever it comes in the order. They are
+    drawn on `device`, where the model will live; what is read from files comes on the CPU.
     """
     shapes = weight_names.weight_shapes(files.model_config)
     if files.weights == "dummy":
-        stream = _dummy(shapes, seed, dtype)
+        stream = _dummy(shapes, seed, dtype, device or torch.device("cpu"))
     elif files.weights == "gguf":
         assert files.gguf_path is not None
         stream = _gguf(files.gguf_path, files.model_config)
@@ -116,11 +122,13 @@ def unpermute(values: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _dummy(shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+def _dummy(
+    shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
     for name, shape in shapes.items():
-        generator = torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode()))
+        generator = torch.Generator(device).manual_seed(seed ^ zlib.crc32(name.encode()))
         count = int(np.prod(shape))
-        block = torch.randn(min(count, _DUMMY_BLOCK), generator=generator) * _DUMMY_STD
+        block = torch.randn(min(count, _DUMMY_BLOCK), generator=generator, device=device) * _DUMMY_STD
         if name.endswith("norm.weight"):
             block += 1
         block = block.to(dtype)

@@ -5,7 +5,7 @@ Shapes: N tokens, D hidden size, H query heads and G key/value heads of this ran
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -25,11 +25,27 @@ class Attend(Protocol):
         request's positions up to its own -> [N, H, C]."""
 
 
+class FusedAttend(Protocol):
+    """The same on a GPU, where one kernel normalises, turns and stores what comes out of the projection."""
+
+    def __call__(
+        self, layer: int, qkv_NSC: torch.Tensor, turns_P2F: torch.Tensor, norms: QKNorms | None
+    ) -> torch.Tensor:
+        """`qkv_NSC` holds each token's H queries, G keys and G values -> [N, H, C]."""
+
+
+class QKNorms(NamedTuple):
+    q_weight_C: torch.Tensor
+    k_weight_C: torch.Tensor
+    eps: float
+
+
 class Attention:
     """Grouped-query attention, config-driven: biases, and normalised queries and keys (`qk_norm`)."""
 
     def __init__(self, context: LayerContext, config: ModelConfig, layer: int):
         self._layer = layer
+        self._on_gpu = context.on_gpu
         self._head_dim = config.head_dim
         heads = context.parallel.shard(config.num_heads)
         kv_heads = kv_head_range(context.parallel, config.num_kv_heads)
@@ -44,6 +60,7 @@ class Attention:
         self._output = RowParallelLinear(
             context, "o_proj", config.num_heads * config.head_dim, config.hidden_size, config.output_bias
         )
+        self._eps = config.rms_norm_eps
         self._qk_norms = {
             name: RMSNorm(context, config.head_dim, config.rms_norm_eps, rotary_dim=config.head_dim)
             for name in (("q_norm", "k_norm") if config.qk_norm else ())
@@ -64,16 +81,27 @@ class Attention:
         for norm in self._qk_norms.values():
             norm.pack()
 
-    def __call__(self, x_ND: torch.Tensor, turns_N1F: torch.Tensor, attend: Attend) -> torch.Tensor:
-        num_tokens, num_heads = len(x_ND), self._num_heads
+    def __call__(self, x_ND: torch.Tensor, turns: torch.Tensor, attend: Attend | FusedAttend) -> torch.Tensor:
+        qkv_NSC = self._qkv(x_ND).view(len(x_ND), -1, self._head_dim)
+        if self._on_gpu:
+            o_NHC = attend(self._layer, qkv_NSC, turns, self._norms)
+        else:
+            o_NHC = self._attend_in_steps(qkv_NSC, turns, attend)
+        return self._output(o_NHC.reshape(len(x_ND), -1))
+
+    @property
+    def _norms(self) -> QKNorms | None:
+        norms = self._qk_norms
+        return QKNorms(norms["q_norm"].weight_D, norms["k_norm"].weight_D, self._eps) if norms else None
+
+    def _attend_in_steps(self, qkv_NSC: torch.Tensor, turns_N1F: torch.Tensor, attend: Attend) -> torch.Tensor:
+        num_heads = self._num_heads
         num_rotated = num_heads + self._num_kv_heads
-        qkv_NSC = self._qkv(x_ND).view(num_tokens, -1, self._head_dim)
         if self._qk_norms:
             qkv_NSC[:, :num_heads] = self._qk_norms["q_norm"](qkv_NSC[:, :num_heads])
             qkv_NSC[:, num_heads:num_rotated] = self._qk_norms["k_norm"](qkv_NSC[:, num_heads:num_rotated])
         rotate_(qkv_NSC[:, :num_rotated], turns_N1F)
-        o_NHC = attend(self._layer, qkv_NSC[:, :num_heads], qkv_NSC[:, num_heads:])
-        return self._output(o_NHC.reshape(num_tokens, -1))
+        return attend(self._layer, qkv_NSC[:, :num_heads], qkv_NSC[:, num_heads:])
 
 
 def kv_head_range(parallel: ParallelContext, num_kv_heads: int) -> range:

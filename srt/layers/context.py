@@ -20,9 +20,14 @@ class LayerContext:
     spend_memory: bool = False  # the model is so small that its weights may be kept in two layouts
 
     @property
+    def on_gpu(self) -> bool:
+        """Layers then call the fused kernels of `srt/kernels`, imported only then: a CPU need not have Triton."""
+        return self.device.type == "cuda"
+
+    @property
     def activation_dtype(self) -> torch.dtype:
         """Of what flows between layers. A CPU computes in float32: it has few or no instructions for narrower types."""
-        return torch.float32 if self.device.type == "cpu" else self.dtype
+        return self.dtype if self.on_gpu else torch.float32
 
     def empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

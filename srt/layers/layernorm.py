@@ -18,9 +18,10 @@ class RMSNorm:
 
     def __init__(self, context: LayerContext, size: int, eps: float, rotary_dim: int = 0):
         self._size = size
+        self._eps = eps
+        self._on_gpu = context.on_gpu
         self._rotary_dim = rotary_dim
         self._compiled = cpu.serves(context.device, size)
-        self._eps = eps
         self._root_of_size = math.sqrt(size)
         place = {"dtype": context.activation_dtype, "device": context.device}
         self._root_of_eps = torch.full((1,), math.sqrt(size * eps), **place)
@@ -30,10 +31,25 @@ class RMSNorm:
         yield "weight", WeightSlot(self.weight_D, (self._size,), rotary_dim=self._rotary_dim)
 
     def pack(self) -> None:
-        if not self._compiled:
+        if not self._on_gpu and not self._compiled:
             self.weight_D *= self._root_of_size
 
+    def of_sum(self, x_ND: torch.Tensor | None, residual_ND: torch.Tensor) -> torch.Tensor:
+        """Adds `x_ND`, if there is one, to the residual stream in place, and normalises that."""
+        if x_ND is None:
+            return self(residual_ND)
+        if self._on_gpu:
+            from srt.kernels import norm
+
+            return norm.add_rms_norm(x_ND, residual_ND, self.weight_D, self._eps)
+        residual_ND += x_ND
+        return self(residual_ND)
+
     def __call__(self, x_D: torch.Tensor) -> torch.Tensor:
+        if self._on_gpu:
+            from srt.kernels import norm
+
+            return norm.rms_norm(x_D, self.weight_D, self._eps)
         if self._compiled:
             return cpu.rms_norm(x_D, self.weight_D, self._eps)
         # The same as above with sqrt(D) taken out of the root: four operations, of which a CPU notices each.

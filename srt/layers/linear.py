@@ -32,7 +32,7 @@ class Linear:
 
     def pack(self) -> None:
         """Once the weights are in: lay them out as the device multiplies them fastest, and forget them as they came."""
-        if self._context.device.type == "cpu":
+        if not self._context.on_gpu:
             self._multiply = packed(self.weight_OI, self.bias_O, self._context.spend_memory)
             del self.weight_OI, self.bias_O
 

@@ -25,11 +25,19 @@ class RotaryEmbedding:
         frequencies, scale = inverse_frequencies(config, num_positions)
         angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies)
         turns = torch.polar(torch.full_like(angles, scale), angles)
-        self._turns_PF = turns.to(dtype=torch.complex64, device=context.device)
+        self._on_gpu = context.on_gpu
+        if self._on_gpu:
+            self._turns_P2F = torch.stack((turns.real, turns.imag), dim=1).float().to(context.device)
+        else:
+            self._turns_PF = turns.to(dtype=torch.complex64, device=context.device)
 
     def at(self, positions_N: torch.Tensor) -> torch.Tensor:
-        """The turns of one step's tokens, complex64 [N, 1, F], the same in every layer."""
-        return self._turns_PF[positions_N].unsqueeze(1)
+        """What every layer of one step turns its queries and keys by.
+
+        On a CPU the turns of the step's tokens, complex64 [N, 1, F]; on a GPU cosines and sines of all positions,
+        float32 [P, 2, F], where the kernel that turns looks up its own.
+        """
+        return self._turns_P2F if self._on_gpu else self._turns_PF[positions_N].unsqueeze(1)
 
 
 def rotate_(x_NSC: torch.Tensor, turns_N1F: torch.Tensor) -> None:

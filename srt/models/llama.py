@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from srt.layers.activation import silu_and_mul
-from srt.layers.attention import Attend, Attention
+from srt.layers.attention import Attend, Attention, FusedAttend
 from srt.layers.context import LayerContext, WeightSlots, under
 from srt.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from srt.layers.layernorm import RMSNorm
@@ -57,11 +57,12 @@ class DecoderLayer:
         self._attention_norm.pack()
         self._feed_forward_norm.pack()
 
-    def __call__(self, x_ND: torch.Tensor, turns_N1F: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Adds to x_ND in place."""
-        x_ND += self._attention(self._attention_norm(x_ND), turns_N1F, attend)
-        x_ND += self._feed_forward(self._feed_forward_norm(x_ND))
-        return x_ND
+    def __call__(
+        self, x_ND: torch.Tensor | None, residual_ND: torch.Tensor, turns: torch.Tensor, attend: Attend | FusedAttend
+    ) -> torch.Tensor:
+        """Adds `x_ND`, which the layer before left to add, to the residual stream in place; returns its own."""
+        x_ND = self._attention(self._attention_norm.of_sum(x_ND, residual_ND), turns, attend)
+        return self._feed_forward(self._feed_forward_norm.of_sum(x_ND, residual_ND))
 
 
 class LlamaForCausalLM:
@@ -88,13 +89,13 @@ class LlamaForCausalLM:
         self._norm.pack()
         self._head.pack()
 
-    def forward(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def forward(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend | FusedAttend) -> torch.Tensor:
         """The last layer's normalised hidden states [N, D]."""
-        x_ND = self._embedding(ids_N)
-        turns_N1F = self._rotary.at(positions_N)
+        x_ND, residual_ND = None, self._embedding(ids_N)
+        turns = self._rotary.at(positions_N)
         for layer in self._layers:
-            x_ND = layer(x_ND, turns_N1F, attend)
-        return self._norm(x_ND)
+            x_ND = layer(x_ND, residual_ND, turns, attend)
+        return self._norm.of_sum(x_ND, residual_ND)
 
     def logits(self, x_LD: torch.Tensor) -> torch.Tensor:
         return self._head(x_LD)

@@ -136,9 +136,8 @@ def _ends(spec: ChildSpec, context: zmq.Context, board: Board, ranks: Ranks | No
 
 def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -> Device:
     """Weights first, then the pool: as large as what is left allows, on the rank with the least."""
-    from srt.executor.device import free_memory, held_memory, resolve_device, resolve_dtype
-    from srt.executor.memory_plan import plan_memory
-    from srt.executor.model_runner import ModelRunner
+    from srt.executor.device import free_memory, held_memory, make_executor, resolve_device, resolve_dtype
+    from srt.executor.memory_plan import gib, plan_memory
     from srt.executor.weights import iterate_weights
     from srt.model_files import ModelFiles
     from srt.models.loader import load_model
@@ -146,7 +145,7 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
 
     parallel = ParallelContext() if ranks is None else ranks.context
     config, model_config = spec.config, spec.model
-    device, dtype = resolve_device(config), resolve_dtype(config)
+    device, dtype = resolve_device(config, spec.rank), resolve_dtype(config)
     gguf_path = Path(spec.gguf_path) if spec.gguf_path else None
     files = ModelFiles(
         spec.title, Path(spec.folder), Path(spec.tokenizer_folder), spec.weights, gguf_path, model_config
@@ -156,7 +155,7 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         free_before //= parallel.size  # the ranks share the host's memory
     if ranks is not None:
         check_balance([rank["free"] for rank in ranks.gather({"free": free_before})])
-    weights = iterate_weights(files, dtype, seed=config.random_seed or 0, progress=spec.rank == 0)
+    weights = iterate_weights(files, dtype, seed=config.random_seed or 0, progress=spec.rank == 0, device=device)
     model = load_model(model_config, weights, dtype, device, context_length=config.context_length, parallel=parallel)
     plan = plan_memory(
         free_before=free_before,
@@ -169,22 +168,14 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
     if ranks is not None:
         least = min(rank["pool_tokens"] for rank in ranks.gather({"pool_tokens": plan.pool_tokens}))
         plan = dataclasses.replace(plan, pool_tokens=least)
-    runner = ModelRunner(
-        model,
-        model_config,
-        num_rows=config.max_running_requests,
-        context_length=config.context_length,
-        pool_tokens=plan.pool_tokens,
-        page_size=config.page_size,
-        num_tokens_vocab=len(token_bytes.table),
-        kv_dtype=dtype,
-        device=device,
-        parallel=parallel,
-    )
+    executor = make_executor(model, model_config, config, plan, len(token_bytes.table), device, parallel)
+    summary = str(plan)
+    if device.type != "cpu":
+        summary += f"; {gib(free_memory(device))} free beside them, graphs and workspaces"
     memory = {
-        "summary": str(plan),
+        "summary": summary,
         "weights_bytes": plan.weights,
         "kv_bytes": plan.pool_bytes,
         "pool_tokens": plan.pool_tokens,
     }
-    return Device(runner, plan.pool_tokens, memory)
+    return Device(executor, plan.pool_tokens, memory)

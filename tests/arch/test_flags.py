@@ -24,6 +24,7 @@ FLAGS = {
     "page_size": ("int", 1),
     "schedule_policy": ("str", "fcfs"),
     "disable_radix_cache": ("bool", False),
+    "disable_cuda_graph": ("bool", False),
     "disable_overlap_schedule": ("bool", False),
     "tp_size": ("int", 1),
     "watchdog_timeout": ("float", 300.0),

@@ -1,7 +1,12 @@
 """Shared by the executor's tests."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels then run on CPU tensors
 
 
 @pytest.fixture(autouse=True, scope="session")

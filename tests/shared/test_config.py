@@ -54,6 +54,7 @@ def test_each_flag_reaches_its_field():
         "page_size": 16,
         "schedule_policy": "lpm",
         "disable_radix_cache": True,
+        "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
         "tp_size": 2,
         "watchdog_timeout": 60.0,

@@ -1,0 +1,191 @@
+"""L4, each rank: the executor of a GPU. Owns the K/V pool, the row tables, the sampler, and the streams they work on.
+
+A step is launched and not waited for: its forward on one stream, the copy of its tokens to the host on another, so that
+the next forward follows at once. Decode batches replay CUDA graphs; prompts, alone or mixed with decode rows, are
+launched kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from srt.executor.attention.flashinfer import FlashInferBackend, HeadShape
+from srt.executor.cuda_graph import DecodeGraph, DecodeGraphs
+from srt.executor.cuda_sampler import CudaSampler, ends
+from srt.executor.forward_batch import ForwardBatch
+from srt.executor.kv_cache import SplitKVCache
+from srt.executor.sampler import Sampled
+from srt.executor.tables import RowTables
+from srt.executor.upload import upload
+from srt.kernels import sampling
+from srt.layers.attention import kv_head_range
+from srt.messages import SamplingParams
+from srt.model_config import ModelConfig
+from srt.models.llama import LlamaForCausalLM
+from srt.parallel import ParallelContext
+from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
+
+
+@dataclass
+class Launched:
+    """A step on its way."""
+
+    plan: ScheduleBatch
+    logits_SV: torch.Tensor | None = None  # of the rows that sample
+    graph: DecodeGraph | None = None
+    on_host: list[torch.Tensor] = field(default_factory=list)  # the fields of its StepResult, once `done`
+    done: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+
+
+class CudaRunner:
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        config: ModelConfig,
+        *,
+        num_rows: int,
+        context_length: int,
+        pool_tokens: int,
+        page_size: int,
+        num_tokens_vocab: int,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+        parallel: ParallelContext | None = None,
+        graphs: bool = True,
+    ):
+        """Allocates the pool: `pool_tokens` plus the spare page. Without `graphs` decode is launched kernel by kernel.
+
+        Table rows are 0 .. num_rows - 1; `num_tokens_vocab` is the number of tokens that exist, the tokenizer's.
+        """
+        parallel = parallel or ParallelContext()
+        num_kv_heads = len(kv_head_range(parallel, config.num_kv_heads))
+        self._model = model
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._copies = torch.cuda.Stream(device)
+        self._copied = torch.cuda.Event()  # the tokens of the last step that sampled
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._tables = RowTables(num_rows + 1, context_length, device)
+            cache = SplitKVCache(
+                num_layers=config.num_layers,
+                pool_tokens=pool_tokens,
+                page_size=page_size,
+                num_kv_heads=num_kv_heads,
+                head_dim=config.head_dim,
+                dtype=kv_dtype,
+                device=device,
+            )
+            shape = HeadShape(config.num_heads // parallel.size, num_kv_heads, config.head_dim, page_size, kv_dtype)
+            self._attention = FlashInferBackend(cache, shape, num_rows, device)
+            self._sampler = CudaSampler(num_rows, min(num_tokens_vocab, config.vocab_size), device)
+            self._graphs: DecodeGraphs | None = None
+            if graphs:
+                self._graphs = DecodeGraphs(
+                    model, self._attention, self._sampler, self._tables, config.vocab_size, kv_dtype
+                )
+                self._graphs.capture()
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Computes prompts of so many tokens, alone and beside a decode row, with all that sampling can be asked for.
+
+        Kernels compile now and not while we serve, and if memory ends, it ends now.
+        """
+        table_rows, context_length = self._tables.slots_RP.shape
+        for num_decode in (0, 1):
+            num_rows = min(table_rows - 1, num_tokens)
+            length = min(num_tokens // num_rows, context_length - 1)
+            plan = plan_of_spare_slots(num_rows, min(num_decode, num_rows - 1), length)
+            launched = self.forward(plan)
+            self.sample(launched, None)
+            self.result(launched)
+
+    def forward(self, batch: ScheduleBatch) -> Launched:
+        launched = Launched(batch)
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._sampler.open(batch.opened)
+            if self._graphs is not None and 0 < batch.num_rows == batch.num_decode:
+                launched.graph = self._graphs.forward(batch)
+                launched.logits_SV = self._graphs.logits_BV[: batch.num_rows]
+            else:
+                launched.logits_SV = self._forward(batch)
+        return launched
+
+    def sample(self, launched: Launched, masks: TokenMasks | None) -> None:
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            if launched.logits_SV is None:
+                launched.done.record()
+                return
+            # What these tokens are written over must have reached the host.
+            self._stream.wait_event(self._copied)
+            sampled = self._sample(launched, masks)
+            launched.logits_SV = None
+            fields = (sampled.tokens_S, sampled.logprobs_S, sampled.top_ids_SK, sampled.top_logprobs_SK)
+            on_device = [each for each in fields if each is not None]
+            self._copies.wait_stream(self._stream)
+            with torch.cuda.stream(self._copies):
+                launched.on_host = [each.to("cpu", non_blocking=True) for each in on_device]
+                launched.done.record()
+                self._copied = launched.done
+            for each in on_device:
+                each.record_stream(self._copies)
+
+    def result(self, launched: Launched) -> StepResult:
+        launched.done.synchronize()
+        if not launched.on_host:
+            return StepResult(np.zeros(0, np.int32))
+        tokens, *logprobs = (each.numpy() for each in launched.on_host)
+        if not logprobs:
+            return StepResult(tokens)
+        logprobs_S, top_ids_SK, top_logprobs_SK = logprobs
+        return StepResult(tokens, logprobs_S, top_ids_SK.astype(np.int32), top_logprobs_SK)
+
+    def _forward(self, plan: ScheduleBatch) -> torch.Tensor | None:
+        """Logits of the rows that sample, or None."""
+        self._tables.apply(plan)
+        if plan.num_rows == 0:
+            return None
+        batch = ForwardBatch.build(plan, self._tables)
+        hidden_ND = self._model.forward(batch.ids_N, batch.positions_N, self._attention.plan(batch))
+        if len(batch.sample_logits) == 0:
+            return None
+        return self._model.logits(hidden_ND[batch.logit_indices[batch.sample_logits]])
+
+    def _sample(self, launched: Launched, masks: TokenMasks | None) -> Sampled:
+        plan, logits_SV = launched.plan, launched.logits_SV
+        assert logits_SV is not None
+        only_draws = self._sampler.only_draws(plan, masks)
+        if launched.graph is not None and only_draws:
+            assert self._graphs is not None
+            self._graphs.draw(launched.graph)
+            return Sampled(self._graphs.tokens_B[: plan.num_rows])
+        rows_S, positions_S = upload(self._device, plan.row[plan.samples], ends(plan))
+        tokens_RP = self._tables.tokens_RP
+        if only_draws:
+            sampled = Sampled(self._sampler.draw(logits_SV, rows_S, positions_S))
+        else:
+            sampled = self._sampler(logits_SV, plan, rows_S, positions_S, tokens_RP, masks)
+        sampling.write_tokens(sampled.tokens_S, rows_S, positions_S, tokens_RP)
+        return sampled
+
+
+def plan_of_spare_slots(num_rows: int, num_decode: int, length: int) -> ScheduleBatch:
+    """Prompts of `length` tokens each, all on the spare page, which wish for everything."""
+    wish = SamplingParams(max_new_tokens=1, top_p=0.5, logprobs=1, repetition_penalty=2.0, logit_bias=((0, 1.0),))
+    row = np.arange(num_rows, dtype=np.int32)
+    lengths = np.where(row < num_decode, 1, length).astype(np.int32)
+    start = np.zeros(num_rows, np.int32)
+    return ScheduleBatch(
+        step=0,
+        opened=tuple(OpenedRow(i, np.zeros(length, np.int32), length, wish, ()) for i in range(num_rows)),
+        num_decode=num_decode,
+        row=row,
+        start=start,
+        length=lengths,
+        first_logit=lengths - 1,
+        samples=np.ones(num_rows, bool),
+        table_start=start,
+        slots=np.zeros(int(lengths.sum()), np.int32),
+    )

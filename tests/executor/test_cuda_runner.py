@@ -1,0 +1,155 @@
+"""The executor of a GPU against transformers on the same weights.
+
+In bfloat16 two correct programs choose differently where two tokens are nearly as likely. So each chosen token is
+judged by the logits that transformers, in float32, has after the same tokens: it must be the best or nearly so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from step_driver import StepDriver, Tenant
+from tiny_models import VOCAB, hf_model, our_config
+
+from srt.messages import SamplingParams
+from srt.models.loader import load_model
+
+pytestmark = pytest.mark.gpu
+
+GREEDY = SamplingParams(max_new_tokens=1000, temperature=0.0)
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+SIZES |= {"initializer_range": 0.06, "max_position_embeddings": 1024}
+NEAR_TIE = 0.05
+"""In standard deviations of the logits."""
+
+
+def model_of(family: str, **extra):
+    """Its float32 weights are numbers that bfloat16 has."""
+    return hf_model(family, **(SIZES | extra)).to(torch.bfloat16).float().cuda()
+
+
+def build(model, *, page_size=1, pool_tokens=4096, num_rows=8, context_length=512, graphs=True) -> StepDriver:
+    from srt.executor.cuda_runner import CudaRunner
+
+    config, device = our_config(model), torch.device("cuda", 0)
+    runner = CudaRunner(
+        load_model(config, model.state_dict().items(), torch.bfloat16, device, context_length=context_length),
+        config,
+        num_rows=num_rows,
+        context_length=context_length,
+        pool_tokens=pool_tokens,
+        page_size=page_size,
+        num_tokens_vocab=VOCAB,
+        kv_dtype=torch.bfloat16,
+        device=device,
+        graphs=graphs,
+    )
+    runner.warm_up(256)
+    return StepDriver(runner, pool_tokens=pool_tokens, page_size=page_size)
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def assert_greedy(model, tenant: Tenant) -> None:
+    with torch.inference_mode():
+        logits = model(torch.tensor([tenant.tokens], device="cuda")).logits[0, tenant.prompt_len - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(tenant.output, device="cuda")[:, None])[:, 0]
+    lost = (logits.amax(-1) - chosen) / logits.std(-1)
+    assert len(tenant.output) > 0
+    assert lost.max() < NEAR_TIE, lost.tolist()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_rows_join_leave_and_share(family, page_size, graphs):
+    """Chunks of 7 mixed with decode rows, scrambled slots, a cache hit, a row whose table row had an earlier tenant."""
+    model = model_of(family, **({"head_dim": 128} if family == "qwen3" else {}))
+    driver = build(model, page_size=page_size, graphs=graphs)
+    first = driver.tenant(3, prompt_of(23, seed=3), GREEDY)
+    second = driver.tenant(0, prompt_of(241, seed=4), GREEDY)
+    for _ in range(2):
+        driver.step([first], chunk=7)
+    for _ in range(5):
+        driver.step([first, second], chunk=7)
+    driver.generate([first, second], 6, chunk=7)
+    sharing = driver.tenant(5, second.tokens[:32] + prompt_of(9, seed=5), GREEDY)
+    driver.share(sharing, second, 32)
+    successor = driver.tenant(3, prompt_of(11, seed=6), GREEDY)
+    driver.generate([second, sharing, successor], 40, chunk=70)
+    for tenant in (first, second, sharing, successor):
+        assert_greedy(model, tenant)
+
+
+def test_every_batch_size_from_graphs():
+    """Rows of 1 to 150 tokens; each step one row fewer, so that every graph is padded in every way."""
+    model = model_of("llama")
+    driver = build(model, num_rows=48, pool_tokens=16384)
+    tenants = [driver.tenant(row, prompt_of(1 + 3 * row, seed=row), GREEDY) for row in range(48)]
+    driver.step(tenants)
+    while len(tenants) > 1:
+        driver.step(tenants)
+        assert_greedy(model, tenants.pop())
+    assert_greedy(model, tenants[0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_steps_launched_ahead_give_the_same_tokens(temperature):
+    """Step n + 1 is launched before step n ran; a long enough run that a schedule overwritten too early would show."""
+    model = model_of("llama")
+    wanted = SamplingParams(max_new_tokens=1000, temperature=temperature, seed=5)
+    outputs = []
+    for ahead in (False, True):
+        driver = build(model)
+        tenants = [driver.tenant(row, prompt_of(40 * row + 3, seed=row), wanted) for row in range(3)]
+        driver.step(tenants)
+        output, previous = [], None
+        for _ in range(200):
+            batch, _ = driver.plan(tenants, 1)
+            current = driver.runner.forward(batch)
+            if previous is not None:
+                output.append(driver.runner.result(previous).tokens.tolist())
+            driver.runner.sample(current, None)
+            previous = current
+            if not ahead:
+                torch.cuda.synchronize()
+        output.append(driver.runner.result(previous).tokens.tolist())
+        outputs.append(output)
+    assert outputs[0] == outputs[1]
+
+
+def test_seeded_rows_do_not_notice_their_batch():
+    """Through graphs and kernel by kernel alike, up to near-ties: so only most tokens need to agree."""
+    model = model_of("llama")
+    wanted = [SamplingParams(max_new_tokens=1000, temperature=0.8, seed=seed) for seed in range(6)]
+    driver = build(model)
+    together = [driver.tenant(row, prompt_of(9, seed=row), wanted[row]) for row in range(6)]
+    driver.generate(together, 20)
+    alone = build(model, graphs=False)
+    for row in range(6):
+        tenant = alone.tenant(row, prompt_of(9, seed=row), wanted[row])
+        alone.generate([tenant], 20)
+        assert tenant.output[:5] == together[row].output[:5]
+
+
+def test_filters_penalties_and_logprobs_beside_plain_rows():
+    model = model_of("llama")
+    driver = build(model)
+    plain = driver.tenant(0, prompt_of(20, seed=1), GREEDY)
+    forced = driver.tenant(
+        1, prompt_of(20, seed=2), SamplingParams(max_new_tokens=99, temperature=1.0, top_k=1, logprobs=2)
+    )
+    biased = driver.tenant(
+        2, prompt_of(20, seed=3), SamplingParams(max_new_tokens=99, temperature=0.0, logit_bias=((7, 1e4),))
+    )
+    result = None
+    for _ in range(8):
+        result = driver.step([plain, forced, biased])
+    assert_greedy(model, plain)
+    assert_greedy(model, forced)
+    assert biased.output == [7] * 8
+    assert result.top_ids[1, 0] == forced.output[-1]
+    assert result.logprobs[1] == pytest.approx(result.top_logprobs[1, 0])
