@@ -1,0 +1,144 @@
+"""L4, each rank: linear layers of a few tokens, bound by reading the weights once.
+
+Norm, activation and residual addition of a decoder layer are computed where a product's input is read or its output
+written, so that each product is one launch.
+
+Shapes: N tokens, I input features, O output features, F = O / 2.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from srt.kernels.activation import silu
+from srt.kernels.launch import LAUNCH, follow
+
+MOST_TOKENS = 4
+"""Beyond, general matrix multiplication wins."""
+
+VECTOR = tl.constexpr(8)
+"""Neighbouring inputs that one thread multiplies and sums: 16 bytes of weights."""
+
+
+def small_batch_linear(
+    x_NI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None = None,
+    norm: tuple[torch.Tensor, float] | None = None,
+    residual_NO: torch.Tensor | None = None,
+    gated: bool = False,
+) -> torch.Tensor:
+    """x Wᵀ + b, with float32 sums in one fixed order -> [N, O], for N ≤ `MOST_TOKENS`.
+
+    `norm` (weight [I], eps): x passes an RMS norm first. `residual_NO`: the product is added to it in place, and it is
+    returned. `gated`: the weight holds a gate's F rows, then as many of what it gates -> silu(gate) · up, [N, F].
+    """
+    num_tokens, num_inputs = x_NI.shape
+    num_outputs = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
+    assert 0 < num_tokens <= MOST_TOKENS
+    assert x_NI.stride(1) == 1
+    assert weight_OI.is_contiguous()
+    assert not (gated and residual_NO is not None)
+    if residual_NO is None:
+        y_NO = x_NI.new_empty((num_tokens, num_outputs))
+    else:
+        y_NO = residual_NO
+        assert y_NO.shape == (num_tokens, num_outputs)
+        assert y_NO.stride(1) == 1
+    block_o, block_i, num_warps = block_sizes(weight_OI.shape[0], num_inputs)
+    _small_batch_linear[(triton.cdiv(weight_OI.shape[0], block_o),)](
+        x_NI,
+        weight_OI,
+        bias_O,
+        norm and norm[0],
+        y_NO,
+        num_tokens,
+        num_outputs,
+        norm[1] if norm else 0.0,
+        x_NI.stride(0),
+        y_NO.stride(0),
+        TOKENS=triton.next_power_of_2(num_tokens),
+        I=num_inputs,
+        ADDS=residual_NO is not None,
+        GATED=gated,
+        BLOCK_O=block_o,
+        BLOCK_I=block_i,
+        num_warps=num_warps,
+        **LAUNCH,
+    )
+    return y_NO
+
+
+def block_sizes(num_outputs: int, num_inputs: int) -> tuple[int, int, int]:
+    """Outputs and inputs of a program's step, and its warps."""
+    return 8, min(triton.next_power_of_2(num_inputs), 1024), 4
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _small_batch_linear(
+    x,
+    weight,
+    bias,
+    norm,
+    y,
+    num_tokens,
+    num_outputs,
+    eps,
+    x_stride,
+    y_stride,
+    TOKENS: tl.constexpr,
+    I: tl.constexpr,
+    ADDS: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    j = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    # A gate and what it gates are neighbours in the block.
+    o = j // 2 + (j % 2) * num_outputs if GATED else j
+    exists = j < (2 * num_outputs if GATED else num_outputs)
+    i = tl.arange(0, BLOCK_I)
+    n = tl.arange(0, TOKENS)
+    rows = weight + o.to(tl.int64)[:, None] * I
+    w = load_weights(rows, i, exists, I)
+    follow()
+
+    tokens = x + tl.minimum(n, num_tokens - 1)[:, None] * x_stride
+    total = tl.zeros((TOKENS, BLOCK_O, BLOCK_I // VECTOR), tl.float32)
+    squares = tl.zeros((TOKENS, BLOCK_I), tl.float32)
+    for first in range(0, I, BLOCK_I):
+        # The next weights are under way while these are multiplied.
+        next_w = load_weights(rows, first + BLOCK_I + i, exists, I)
+        value = tl.load(tokens + (first + i)[None, :], mask=(first + i < I)[None, :], other=0.0).to(tl.float32)
+        if norm is not None:
+            squares += value * value
+            value *= tl.load(norm + first + i, mask=first + i < I, other=0.0).to(tl.float32)[None, :]
+        total += tl.sum(
+            tl.reshape(w.to(tl.float32), (1, BLOCK_O, BLOCK_I // VECTOR, VECTOR))
+            * tl.reshape(value, (TOKENS, 1, BLOCK_I // VECTOR, VECTOR)),
+            axis=3,
+        )
+        w = next_w
+
+    result = tl.sum(total, axis=2)
+    if norm is not None:
+        result *= 1.0 / tl.sqrt(tl.sum(squares, axis=1, keep_dims=True) / I + eps)
+    if bias is not None:
+        result += tl.load(bias + o, mask=exists, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        gate, up = tl.split(tl.reshape(result, (TOKENS, BLOCK_O // 2, 2)))
+        result = silu(gate) * up
+        o = tl.program_id(0) * (BLOCK_O // 2) + tl.arange(0, BLOCK_O // 2)
+        exists = o < num_outputs
+    place = y + n[:, None] * y_stride + o[None, :]
+    inside = (n < num_tokens)[:, None] & exists[None, :]
+    if ADDS:
+        result += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(place, result.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_weights(rows, i, exists, I: tl.constexpr):
+    return tl.load(rows + i[None, :], mask=exists[:, None] & (i < I)[None, :], other=0.0, eviction_policy="evict_first")
