@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from srt.kernels.filtering import Biases, Masks, Penalties, edited, least_kept, scaled
 from srt.kernels.launch import COMPILED, LAUNCH, follow
 
 BLOCK = 1024
@@ -65,6 +66,26 @@ def gumbel_argmax(
     return tokens_S
 
 
+def filtered(
+    logits_SV: torch.Tensor,
+    temperature_S: torch.Tensor,
+    seeds_S: torch.Tensor,
+    positions_S: torch.Tensor,
+    num_tokens: int,
+    top_k_S: torch.Tensor,
+    top_p_S: torch.Tensor,
+    min_p_S: torch.Tensor,
+    penalties: Penalties | None = None,
+    biases: Biases | None = None,
+    masks: Masks | None = None,
+) -> torch.Tensor:
+    """`gumbel_argmax` of what the edits, then top-k (0: all), top-p (1: all) and min-p (0: all) leave of each row."""
+    if penalties is not None or biases is not None or masks is not None:
+        logits_SV = edited(logits_SV, num_tokens, penalties, biases, masks)
+    least_S = least_kept(logits_SV, temperature_S, top_k_S, top_p_S, min_p_S, num_tokens)
+    return gumbel_argmax(logits_SV, temperature_S, seeds_S, positions_S, num_tokens, least_S)
+
+
 def write_tokens(
     tokens_S: torch.Tensor, rows_S: torch.Tensor, positions_S: torch.Tensor, tokens_RP: torch.Tensor
 ) -> None:
@@ -112,13 +133,6 @@ def log(x):
     if COMPILED:
         return libdevice.fast_logf(x)
     return tl.log(x)
-
-
-@triton.jit
-def scaled(logits, temperature):
-    """logits / T, or the plain logits where T is 0; -inf for what is no number."""
-    x = logits.to(tl.float32)
-    return tl.where(x == x, x, float("-inf")) * (1.0 / tl.where(temperature > 0, temperature, 1.0))
 
 
 @triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=ROWS)
