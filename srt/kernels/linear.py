@@ -47,7 +47,7 @@ def small_batch_linear(
         y_NO = residual_NO
         assert y_NO.shape == (num_tokens, num_outputs)
         assert y_NO.stride(1) == 1
-    block_o, block_i, num_warps = block_sizes(weight_OI.shape[0], num_inputs)
+    block_o, block_i, num_warps = block_sizes(num_tokens, weight_OI.shape[0], num_inputs)
     _small_batch_linear[(triton.cdiv(weight_OI.shape[0], block_o),)](
         x_NI,
         weight_OI,
@@ -71,9 +71,28 @@ def small_batch_linear(
     return y_NO
 
 
-def block_sizes(num_outputs: int, num_inputs: int) -> tuple[int, int, int]:
-    """Outputs and inputs of a program's step, and its warps."""
-    return 8, min(triton.next_power_of_2(num_inputs), 1024), 4
+def wins(num_tokens: int, num_outputs: int, num_inputs: int) -> bool:
+    """Whether `small_batch_linear` is faster than general matrix multiplication, as measured on an H200.
+
+    One token's product is bound by the memory at any size. Several tokens' take so much arithmetic that only products
+    which a general kernel cuts into too few blocks are won.
+    """
+    if num_tokens > 1 and num_inputs > 1024 and num_outputs > 4096:
+        return False
+    return num_tokens == 1 or (num_tokens <= MOST_TOKENS and num_outputs <= 8192)
+
+
+def block_sizes(num_tokens: int, num_outputs: int, num_inputs: int) -> tuple[int, int, int]:
+    """Outputs and inputs of a program's step, and its warps. Measured best, or close, at the shapes of two models."""
+    if num_tokens > 1:
+        if num_outputs <= 2048:
+            return 4, min(triton.next_power_of_2(num_inputs), 2048), 8
+        return (8, 512, 2) if num_inputs <= 1024 else (8, 1024, 4)
+    if num_inputs <= 1024:
+        return 8, triton.next_power_of_2(num_inputs), 4
+    if num_outputs <= 2048:
+        return 2, 2048, 8
+    return (2, 4096, 4) if num_inputs % 4096 == 0 else (4, 2048, 4)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
