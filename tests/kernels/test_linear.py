@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from srt.kernels.linear import MOST_TOKENS, small_batch_linear
+from srt.kernels.linear import MOST_TOKENS, Blocks, multiply, small_batch_linear
 
 SHAPES = [(64, 96), (48, 576), (40, 1024), (24, 3072), (18, 1100), (2100, 1100), (5000, 4096)]
 EPS = 1e-6
@@ -70,3 +70,29 @@ def test_a_sum_is_the_same_every_time(device, random):
     x, weight = draw((64, 3072), 4, device, random)
     first = small_batch_linear(x, weight)
     assert all(torch.equal(small_batch_linear(x, weight), first) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "shape", "blocks"),
+    [
+        (5, (100, 256), Blocks(64, 64, 1, 4, 4)),
+        (16, (128, 512), Blocks(128, 128, 4, 3, 8)),
+        (33, (96, 320), Blocks(64, 64, 3, 4, 4)),  # the last part has fewer inputs
+        (64, (256, 256), Blocks(128, 64, 2, 3, 4)),
+    ],
+)
+@pytest.mark.parametrize("extras", ["", "bias", "residual", "gated"])
+def test_tiles_and_parts(num_tokens, shape, blocks, extras, device, random):
+    x, weight = draw(shape, num_tokens, device, random)
+    bias = torch.randn(shape[0], device=device, generator=random).bfloat16() if extras == "bias" else None
+    expected = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    if extras == "gated":
+        gate, up = expected.chunk(2, dim=-1)
+        expected = F.silu(gate) * up
+    y = torch.randn(expected.shape, device=device, generator=random).bfloat16()
+    if extras == "residual":
+        expected += y.float()
+    for _ in range(2):  # whoever comes last leaves the counters as they were
+        result = y.clone()
+        multiply(x, weight, bias, result, extras == "residual", extras == "gated", blocks)
+        close(result, expected)
