@@ -128,32 +128,26 @@ def _small_batch_linear(
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
+    LAST: tl.constexpr = (I - 1) // BLOCK_I * BLOCK_I
     j = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     # A gate and what it gates are neighbours in the block.
     o = j // 2 + (j % 2) * num_outputs if GATED else j
     exists = j < (2 * num_outputs if GATED else num_outputs)
-    i = tl.arange(0, BLOCK_I)
+    o = tl.where(exists, o, 0)
     n = tl.arange(0, TOKENS)
     rows = weight + o.to(tl.int64)[:, None] * I
-    w = load_weights(rows, i, exists, I)
+    w = load_weights(rows, 0, I, BLOCK_I)
     follow()
 
     tokens = x + tl.minimum(n, num_tokens - 1)[:, None] * x_stride
     total = tl.zeros((TOKENS, BLOCK_O, BLOCK_I // VECTOR), tl.float32)
     squares = tl.zeros((TOKENS, BLOCK_I), tl.float32)
-    for first in range(0, I, BLOCK_I):
+    for first in range(0, LAST, BLOCK_I):
         # The next weights are under way while these are multiplied.
-        next_w = load_weights(rows, first + BLOCK_I + i, exists, I)
-        value = tl.load(tokens + (first + i)[None, :], mask=(first + i < I)[None, :], other=0.0).to(tl.float32)
-        if norm is not None:
-            squares += value * value
-            value *= tl.load(norm + first + i, mask=first + i < I, other=0.0).to(tl.float32)[None, :]
-        total += tl.sum(
-            tl.reshape(w.to(tl.float32), (1, BLOCK_O, BLOCK_I // VECTOR, VECTOR))
-            * tl.reshape(value, (TOKENS, 1, BLOCK_I // VECTOR, VECTOR)),
-            axis=3,
-        )
+        next_w = load_weights(rows, first + BLOCK_I, I, BLOCK_I)
+        total, squares = accumulate(total, squares, w, tokens, norm, first, I, TOKENS, BLOCK_O, BLOCK_I)
         w = next_w
+    total, squares = accumulate(total, squares, w, tokens, norm, LAST, I, TOKENS, BLOCK_O, BLOCK_I)
 
     result = tl.sum(total, axis=2)
     if norm is not None:
@@ -173,8 +167,36 @@ def _small_batch_linear(
 
 
 @triton.jit
-def load_weights(rows, i, exists, I: tl.constexpr):
-    return tl.load(rows + i[None, :], mask=exists[:, None] & (i < I)[None, :], other=0.0, eviction_policy="evict_first")
+def load_weights(rows, first, I: tl.constexpr, BLOCK_I: tl.constexpr):
+    i = first + tl.arange(0, BLOCK_I)[None, :]
+    if I % BLOCK_I == 0:
+        return tl.load(rows + i, eviction_policy="evict_first")
+    return tl.load(rows + i, mask=i < I, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def accumulate(
+    total,
+    squares,
+    w,
+    tokens,
+    norm,
+    first,
+    I: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    i = first + tl.arange(0, BLOCK_I)[None, :]
+    inside = i < I
+    value = tl.load(tokens + i, mask=inside, other=0.0).to(tl.float32)
+    if norm is not None:
+        squares += value * value
+        value *= tl.load(norm + i, mask=inside, other=0.0).to(tl.float32)
+    products = tl.reshape(w.to(tl.float32), (1, BLOCK_O, BLOCK_I // VECTOR, VECTOR)) * tl.reshape(
+        value, (TOKENS, 1, BLOCK_I // VECTOR, VECTOR)
+    )
+    return total + tl.sum(products, axis=3), squares
 
 
 # ---- up to 64 tokens ------------------------------------------------------------------------------------------------
