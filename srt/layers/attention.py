@@ -81,13 +81,25 @@ class Attention:
         for norm in self._qk_norms.values():
             norm.pack()
 
-    def __call__(self, x_ND: torch.Tensor, turns: torch.Tensor, attend: Attend | FusedAttend) -> torch.Tensor:
-        qkv_NSC = self._qkv(x_ND).view(len(x_ND), -1, self._head_dim)
+    def __call__(
+        self,
+        norm: RMSNorm,
+        x_ND: torch.Tensor | None,
+        residual_ND: torch.Tensor,
+        turns: torch.Tensor,
+        attend: Attend | FusedAttend,
+    ) -> torch.Tensor | None:
+        """Adds `x_ND`, if there is one, to the residual stream in place and attends to the norm of that.
+
+        What comes out is added to the stream too, or returned for the norm behind to add.
+        """
+        num_tokens = len(residual_ND)
+        qkv_NSC = self._qkv.of_normed(norm, x_ND, residual_ND).view(num_tokens, -1, self._head_dim)
         if self._on_gpu:
             o_NHC = attend(self._layer, qkv_NSC, turns, self._norms)
         else:
             o_NHC = self._attend_in_steps(qkv_NSC, turns, attend)
-        return self._output(o_NHC.reshape(len(x_ND), -1))
+        return self._output.onto(residual_ND, o_NHC.reshape(num_tokens, -1))
 
     @property
     def _norms(self) -> QKNorms | None:

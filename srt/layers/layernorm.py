@@ -18,7 +18,7 @@ class RMSNorm:
 
     def __init__(self, context: LayerContext, size: int, eps: float, rotary_dim: int = 0):
         self._size = size
-        self._eps = eps
+        self.eps = eps
         self._on_gpu = context.on_gpu
         self._rotary_dim = rotary_dim
         self._compiled = cpu.serves(context.device, size)
@@ -41,7 +41,7 @@ class RMSNorm:
         if self._on_gpu:
             from srt.kernels import norm
 
-            return norm.add_rms_norm(x_ND, residual_ND, self.weight_D, self._eps)
+            return norm.add_rms_norm(x_ND, residual_ND, self.weight_D, self.eps)
         residual_ND += x_ND
         return self(residual_ND)
 
@@ -49,9 +49,9 @@ class RMSNorm:
         if self._on_gpu:
             from srt.kernels import norm
 
-            return norm.rms_norm(x_D, self.weight_D, self._eps)
+            return norm.rms_norm(x_D, self.weight_D, self.eps)
         if self._compiled:
-            return cpu.rms_norm(x_D, self.weight_D, self._eps)
+            return cpu.rms_norm(x_D, self.weight_D, self.eps)
         # The same as above with sqrt(D) taken out of the root: four operations, of which a CPU notices each.
         norm_1 = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True)
         return x_D.div(torch.hypot(norm_1, self._root_of_eps)).mul_(self.weight_D)

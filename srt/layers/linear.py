@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
+from srt.layers.activation import silu_and_mul
 from srt.layers.context import LayerContext, WeightSlot, WeightSlots
 from srt.layers.cpu_linear import packed
+from srt.layers.layernorm import RMSNorm
 
 
 class Linear:
@@ -26,6 +28,11 @@ class Linear:
         weight_OI: torch.Tensor | None = None,
     ):
         self._context = context
+        self._kernels = None
+        if context.on_gpu:
+            from srt.kernels import linear
+
+            self._kernels = linear
         self.weight_OI = context.empty(num_outputs, num_inputs) if weight_OI is None else weight_OI
         self.bias_O = context.empty(num_outputs) if bias else None
         self._multiply: Callable[[torch.Tensor], torch.Tensor] = self._unpacked
@@ -37,10 +44,30 @@ class Linear:
             del self.weight_OI, self.bias_O
 
     def _unpacked(self, x_NI: torch.Tensor) -> torch.Tensor:
+        if self._streams(len(x_NI)):
+            return self._kernels.small_batch_linear(x_NI, self.weight_OI, self.bias_O)
         return F.linear(x_NI, self.weight_OI, self.bias_O)
+
+    def _streams(self, num_tokens: int) -> bool:
+        """Whether so few tokens are bound by reading the weight, and neighbouring work hides in that."""
+        return self._kernels is not None and self._kernels.wins(num_tokens, *self.weight_OI.shape)
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
         return self._multiply(x_NI)
+
+    def of_normed(
+        self, norm: RMSNorm, x_NI: torch.Tensor | None, residual_NI: torch.Tensor, gated: bool = False
+    ) -> torch.Tensor:
+        """The product with the norm of the residual stream, to which `x_NI` is added before, if there is one.
+
+        `gated`: the outputs are a gate and what it gates, and SwiGLU makes half as many of them.
+        """
+        if x_NI is None and self._streams(len(residual_NI)):
+            return self._kernels.small_batch_linear(
+                residual_NI, self.weight_OI, self.bias_O, (norm.weight_D, norm.eps), gated=gated
+            )
+        y_NO = self(norm.of_sum(x_NI, residual_NI))
+        return silu_and_mul(y_NO) if gated else y_NO
 
 
 class ColumnParallelLinear(Linear):
@@ -90,6 +117,13 @@ class RowParallelLinear(Linear):
         yield f"{self._name}.weight", WeightSlot(self.weight_OI, shape, dim=1, start=self._own.start)
         if self._sum_bias_O is not None:
             yield f"{self._name}.bias", WeightSlot(self._sum_bias_O, (num_outputs,))
+
+    def onto(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor | None:
+        """Adds the product to the residual stream in place, or returns it for the norm behind to add."""
+        if self._parallel.size > 1 or not self._streams(len(x_NI)):
+            return self(x_NI)
+        self._kernels.small_batch_linear(x_NI, self.weight_OI, self._sum_bias_O, residual_NO=residual_NO)
+        return None
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
         y_NO = self._parallel.all_reduce(super().__call__(x_NI))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from srt.layers.activation import silu_and_mul
 from srt.layers.attention import Attend, Attention, FusedAttend
 from srt.layers.context import LayerContext, WeightSlots, under
 from srt.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -34,8 +33,9 @@ class FeedForward:
         self._gate_up.pack()
         self._down.pack()
 
-    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
-        return self._down(silu_and_mul(self._gate_up(x_ND)))
+    def __call__(self, norm: RMSNorm, x_ND: torch.Tensor | None, residual_ND: torch.Tensor) -> torch.Tensor | None:
+        """As the attention's."""
+        return self._down.onto(residual_ND, self._gate_up.of_normed(norm, x_ND, residual_ND, gated=True))
 
 
 class DecoderLayer:
@@ -59,10 +59,10 @@ class DecoderLayer:
 
     def __call__(
         self, x_ND: torch.Tensor | None, residual_ND: torch.Tensor, turns: torch.Tensor, attend: Attend | FusedAttend
-    ) -> torch.Tensor:
-        """Adds `x_ND`, which the layer before left to add, to the residual stream in place; returns its own."""
-        x_ND = self._attention(self._attention_norm.of_sum(x_ND, residual_ND), turns, attend)
-        return self._feed_forward(self._feed_forward_norm.of_sum(x_ND, residual_ND))
+    ) -> torch.Tensor | None:
+        """Adds `x_ND`, which the layer before may have left, to the residual stream in place; may leave its own."""
+        x_ND = self._attention(self._attention_norm, x_ND, residual_ND, turns, attend)
+        return self._feed_forward(self._feed_forward_norm, x_ND, residual_ND)
 
 
 class LlamaForCausalLM:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from step_driver import StepDriver, Tenant
+from test_sampler import reference_noise
 from tiny_models import VOCAB, hf_model, our_config
 
 from srt.messages import SamplingParams
@@ -18,10 +19,10 @@ from srt.models.loader import load_model
 pytestmark = pytest.mark.gpu
 
 GREEDY = SamplingParams(max_new_tokens=1000, temperature=0.0)
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+SIZES = {"hidden_size": 384, "intermediate_size": 512, "head_dim": 64}
 SIZES |= {"initializer_range": 0.06, "max_position_embeddings": 1024}
-NEAR_TIE = 0.05
-"""In standard deviations of the logits."""
+NEAR_TIE = 0.3
+"""In standard deviations of the logits; transformers in bfloat16 strays up to 0.2 from itself in float32 here."""
 
 
 def model_of(family: str, **extra):
@@ -53,11 +54,18 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def assert_greedy(model, tenant: Tenant) -> None:
+def assert_chosen(model, tenant: Tenant) -> None:
+    """Greedy, or drawn by the documented noise."""
+    wanted, vocabulary = tenant.sampling, range(VOCAB)
     with torch.inference_mode():
-        logits = model(torch.tensor([tenant.tokens], device="cuda")).logits[0, tenant.prompt_len - 1 : -1]
-    chosen = logits.gather(1, torch.tensor(tenant.output, device="cuda")[:, None])[:, 0]
-    lost = (logits.amax(-1) - chosen) / logits.std(-1)
+        logits = model(torch.tensor([tenant.tokens], device="cuda")).logits[0, tenant.prompt_len - 1 : -1].cpu()
+    scores = logits.clone()
+    if wanted.temperature > 0:
+        places = range(tenant.prompt_len, len(tenant.tokens))
+        noise = [[reference_noise(wanted.seed, place, token) for token in vocabulary] for place in places]
+        scores += wanted.temperature * torch.tensor(noise)
+    chosen = scores.gather(1, torch.tensor(tenant.output)[:, None])[:, 0]
+    lost = (scores.amax(-1) - chosen) / logits.std(-1)
     assert len(tenant.output) > 0
     assert lost.max() < NEAR_TIE, lost.tolist()
 
@@ -81,7 +89,7 @@ def test_rows_join_leave_and_share(family, page_size, graphs):
     successor = driver.tenant(3, prompt_of(11, seed=6), GREEDY)
     driver.generate([second, sharing, successor], 40, chunk=70)
     for tenant in (first, second, sharing, successor):
-        assert_greedy(model, tenant)
+        assert_chosen(model, tenant)
 
 
 def test_every_batch_size_from_graphs():
@@ -92,8 +100,8 @@ def test_every_batch_size_from_graphs():
     driver.step(tenants)
     while len(tenants) > 1:
         driver.step(tenants)
-        assert_greedy(model, tenants.pop())
-    assert_greedy(model, tenants[0])
+        assert_chosen(model, tenants.pop())
+    assert_chosen(model, tenants[0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -121,18 +129,17 @@ def test_steps_launched_ahead_give_the_same_tokens(temperature):
     assert outputs[0] == outputs[1]
 
 
-def test_seeded_rows_do_not_notice_their_batch():
-    """Through graphs and kernel by kernel alike, up to near-ties: so only most tokens need to agree."""
+@pytest.mark.parametrize("graphs", [True, False])
+def test_tokens_are_drawn_by_seed_and_position(graphs):
     model = model_of("llama")
-    wanted = [SamplingParams(max_new_tokens=1000, temperature=0.8, seed=seed) for seed in range(6)]
-    driver = build(model)
-    together = [driver.tenant(row, prompt_of(9, seed=row), wanted[row]) for row in range(6)]
-    driver.generate(together, 20)
-    alone = build(model, graphs=False)
-    for row in range(6):
-        tenant = alone.tenant(row, prompt_of(9, seed=row), wanted[row])
-        alone.generate([tenant], 20)
-        assert tenant.output[:5] == together[row].output[:5]
+    driver = build(model, graphs=graphs)
+    tenants = [
+        driver.tenant(row, prompt_of(9, seed=row), SamplingParams(max_new_tokens=99, temperature=0.8, seed=2**40 + row))
+        for row in range(6)
+    ]
+    driver.generate(tenants, 20)
+    for tenant in tenants:
+        assert_chosen(model, tenant)
 
 
 def test_filters_penalties_and_logprobs_beside_plain_rows():
@@ -148,8 +155,9 @@ def test_filters_penalties_and_logprobs_beside_plain_rows():
     result = None
     for _ in range(8):
         result = driver.step([plain, forced, biased])
-    assert_greedy(model, plain)
-    assert_greedy(model, forced)
+    assert_chosen(model, plain)
+    forced.sampling = GREEDY  # as which it is judged: the filter leaves only the best
+    assert_chosen(model, forced)
     assert biased.output == [7] * 8
     assert result.top_ids[1, 0] == forced.output[-1]
     assert result.logprobs[1] == pytest.approx(result.top_logprobs[1, 0])
