@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from srt.kernels.linear import MOST_TOKENS, Blocks, multiply, small_batch_linear
 
-SHAPES = [(64, 96), (48, 576), (40, 1024), (24, 3072), (18, 1100), (2100, 1100), (5000, 4096)]
+SHAPES = [(64, 96), (24, 576), (20, 1024), (10, 3072), (18, 1100), (2100, 1100), (5000, 4096)]
 EPS = 1e-6
 
 
@@ -51,7 +51,7 @@ def test_bias_norm_and_residual(num_tokens, dtype, device, random):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 4])
-@pytest.mark.parametrize("shape", [(80, 576), (36, 1024)])
+@pytest.mark.parametrize("shape", [(40, 576), (20, 1024)])
 def test_gated(shape, num_tokens, device, random):
     x, weight = draw(shape, num_tokens, device, random)
     weight *= 2
@@ -67,7 +67,7 @@ def test_rows_of_a_wider_input(device, random):
 
 
 def test_a_sum_is_the_same_every_time(device, random):
-    x, weight = draw((64, 3072), 4, device, random)
+    x, weight = draw((24, 1100), 4, device, random)
     first = small_batch_linear(x, weight)
     assert all(torch.equal(small_batch_linear(x, weight), first) for _ in range(3))
 

@@ -59,9 +59,9 @@ def test_noise_is_the_documented_function(device):
 
 
 def test_any_batch_gives_the_same_tokens(device, random):
-    logits, temperature, seeds, positions = draw(12, 2500, device, random)
+    logits, temperature, seeds, positions = draw(6, 2500, device, random)
     together = gumbel_argmax(logits, temperature, seeds, positions, 2500)
-    for row in range(12):
+    for row in range(6):
         part = slice(row, row + 1)
         alone = gumbel_argmax(logits[part], temperature[part], seeds[part], positions[part], 2500)
         assert torch.equal(alone, together[part])
