@@ -155,7 +155,7 @@ def least_kept(
         least_S,
         num_rows,
         logits_SV.stride(0),
-        num_tokens,
+        V=num_tokens,
         BLOCK=8192,
         num_warps=32,
         **LAUNCH,
@@ -164,10 +164,16 @@ def least_kept(
 
 
 @triton.jit
+def inverse(temperature):
+    """What logits are multiplied by: 1 / T, and 1 where T is 0."""
+    return 1.0 / tl.where(temperature > 0, temperature, 1.0)
+
+
+@triton.jit
 def scaled(logits, temperature):
-    """logits / T, or the plain logits where T is 0; -inf for what is no number."""
+    """logits / T; -inf for what is no number."""
     x = logits.to(tl.float32)
-    return tl.where(x == x, x, float("-inf")) * (1.0 / tl.where(temperature > 0, temperature, 1.0))
+    return tl.where(x == x, x, float("-inf")) * inverse(temperature)
 
 
 # ---- edits ----------------------------------------------------------------------------------------------------------
@@ -291,7 +297,7 @@ def value_of(key):
 
 
 @triton.jit
-def collect(logits, temperature, candidates, best, floor, num_tokens, BLOCK: tl.constexpr):
+def collect(logits, temperature, candidates, best, floor, V: tl.constexpr, BLOCK: tl.constexpr):
     """Writes what reaches the floor to `candidates`; returns their number, their mass, and the mass of all.
 
     A token's mass is its probability relative to the likeliest token's.
@@ -300,9 +306,8 @@ def collect(logits, temperature, candidates, best, floor, num_tokens, BLOCK: tl.
     kept_mass = tl.zeros((BLOCK,), tl.float32)
     mass = tl.zeros((BLOCK,), tl.float32)
     count = 0
-    first = 0
-    while first < num_tokens:
-        x = tl.load(logits + first + lane, mask=first + lane < num_tokens, other=float("-inf"))
+    for first in range(0, V, BLOCK):
+        x = tl.load(logits + first + lane, mask=first + lane < V, other=float("-inf"))
         x = scaled(x, temperature)
         kept = (x >= floor) & (x > float("-inf"))
         number = kept.to(tl.int32)
@@ -311,7 +316,6 @@ def collect(logits, temperature, candidates, best, floor, num_tokens, BLOCK: tl.
         mass += share
         kept_mass += tl.where(kept, share, 0.0)
         count += tl.sum(number, axis=0)
-        first += BLOCK
     tl.debug_barrier()
     return count, tl.sum(kept_mass, axis=0), tl.sum(mass, axis=0)
 
@@ -349,43 +353,51 @@ def highest_with(candidates, number, wanted_count, wanted_mass, low, best, BLOCK
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
 def _least_kept(
-    logits, temperature, top_k, top_p, min_p, candidates, least_out, num_rows, stride, num_tokens, BLOCK: tl.constexpr
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    candidates,
+    least_out,
+    num_rows,
+    stride,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    candidates += tl.program_id(0).to(tl.int64) * num_tokens
+    candidates += tl.program_id(0).to(tl.int64) * V
     s = tl.program_id(0)
     follow()
     while s < num_rows:
         t = tl.load(temperature + s)
         k = tl.load(top_k + s).to(tl.int32)
-        k = tl.where(k < num_tokens, k, 0)
+        k = tl.where(k < V, k, 0)
         p = tl.load(top_p + s)
         m = tl.load(min_p + s)
         least = tl.full((), float("-inf"), tl.float32)
         if (t > 0) & ((k > 0) | (p < 1) | (m > 0)):
-            least = least_of_row(logits + s.to(tl.int64) * stride, t, k, p, m, candidates, num_tokens, BLOCK)
+            least = least_of_row(logits + s.to(tl.int64) * stride, t, k, p, m, candidates, V, BLOCK)
         tl.store(least_out + s, least)
         s += tl.num_programs(0)
 
 
 @triton.jit
-def least_of_row(logits, t, k, p, m, candidates, num_tokens, BLOCK: tl.constexpr):
+def least_of_row(logits, t, k, p, m, candidates, V: tl.constexpr, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    first = 0
-    while first < num_tokens:
-        x = tl.load(logits + first + lane, mask=first + lane < num_tokens, other=float("-inf"))
+    for first in range(0, V, BLOCK):
+        x = tl.load(logits + first + lane, mask=first + lane < V, other=float("-inf"))
         highest = tl.maximum(highest, scaled(x, t))
-        first += BLOCK
     best = tl.max(highest, axis=0)
     least = tl.where(m > 0, best + tl.log(m), float("-inf"))
     if best == float("inf"):
         least = best
     elif (best > float("-inf")) & ((k > 0) | (p < 1)):
         low = best - DEPTH
-        number, mass, total = collect(logits, t, candidates, best, low, num_tokens, BLOCK)
+        number, mass, total = collect(logits, t, candidates, best, low, V, BLOCK)
         if (k > number) | ((k == 0) & (mass < p * total)):
             low = tl.full((), float("-inf"), tl.float32)
-            number, mass, total = collect(logits, t, candidates, best, low, num_tokens, BLOCK)
+            number, mass, total = collect(logits, t, candidates, best, low, V, BLOCK)
         if k > 0:
             total = mass
             if k < number:

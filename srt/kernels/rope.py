@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from srt.kernels.launch import LAUNCH, follow
-from srt.kernels.prefetch import CHUNKS, fetch
 
 ELEMENTS = 1024
 """Per program: whole heads, at 16 bytes a thread for 4 warps."""
@@ -25,15 +24,14 @@ def rotate_and_store(
     q_norm_C: torch.Tensor | None = None,
     k_norm_C: torch.Tensor | None = None,
     eps: float = 0.0,
-    prefetch_M: torch.Tensor | None = None,
+    q_NHC: torch.Tensor | None = None,
+    q_NHC: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotated queries [N, H, C]; rotated keys and plain values go to `kv_layer` [2, T, G, C] at their tokens' slots.
 
     `turns_P2F` holds each position's cosines, then sines, in float32; a pair is the dimensions (2 i, 2 i + 1). With
     `q_norm_C` and `k_norm_C` each query and key head first passes an RMS norm. All in float32 between load and store.
-
-    Attention over a few short rows leaves the memory idle: `prefetch_M` (`prefetch.chunks` of the weights that are
-    multiplied next) are brought into the L2 meanwhile.
+    `q_NHC`, contiguous, takes the queries if given.
     """
     num_tokens, num_heads_all, head_dim = qkv_NSC.shape
     num_kv_heads = kv_layer.shape[2]
@@ -43,13 +41,17 @@ def rotate_and_store(
     assert kv_layer.stride(3) == 1
     assert turns_P2F.is_contiguous()
     assert (q_norm_C is None) == (k_norm_C is None)
-    q_NHC = qkv_NSC.new_empty((num_tokens, num_heads, head_dim))
+    if q_NHC is None:
+        if q_NHC is None:
+        q_NHC = qkv_NSC.new_empty((num_tokens, num_heads, head_dim))
+    assert q_NHC.shape == (num_tokens, num_heads, head_dim)
+    assert q_NHC.is_contiguous()
+    assert q_NHC.is_contiguous()
+    assert q_NHC.shape == (num_tokens, num_heads, head_dim)
     if num_tokens:
         block_c = triton.next_power_of_2(head_dim)
         block_s = max(ELEMENTS // block_c, 1)
-        programs = triton.cdiv(num_heads_all, block_s)
-        num_chunks = len(prefetch_M) if prefetch_M is not None else 0
-        _rotate_and_store[(num_tokens, programs + triton.cdiv(num_chunks, CHUNKS))](
+        _rotate_and_store[(num_tokens, triton.cdiv(num_heads_all, block_s))](
             qkv_NSC,
             turns_P2F,
             positions_N,
@@ -58,9 +60,7 @@ def rotate_and_store(
             q_norm_C,
             k_norm_C,
             q_NHC,
-            prefetch_M,
             eps,
-            num_chunks,
             qkv_NSC.stride(0),
             kv_layer.stride(0),
             kv_layer.stride(1),
@@ -86,9 +86,7 @@ def _rotate_and_store(
     q_norm,
     k_norm,
     q_out,
-    prefetch,
     eps,
-    num_chunks,
     qkv_stride,
     kv_stride_kind,
     kv_stride_slot,
@@ -106,9 +104,6 @@ def _rotate_and_store(
     inside = (s < H + 2 * G) & (c < C)
     is_query = s < H
     is_value = s >= H + G
-    if prefetch is not None and tl.program_id(0) == 0:
-        # By programs behind the last head, which do nothing else.
-        fetch(prefetch, tl.program_id(1) - tl.cdiv(H + 2 * G, BLOCK_S), num_chunks)
     follow()
     position = tl.load(positions + token).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)

@@ -13,12 +13,13 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from srt.kernels.filtering import Biases, Masks, Penalties, edited, least_kept, scaled
+from srt.kernels.filtering import Biases, Masks, Penalties, edited, inverse, least_kept
 from srt.kernels.launch import COMPILED, LAUNCH, follow
 
 BLOCK = 1024
-PROGRAMS = 1024
-"""About 8 blocks of 4 warps for each of a large GPU's processors."""
+BLOCKS = 8
+PROGRAMS = 2400
+"""As many of 4 warps as run at once on a large GPU, about."""
 
 ROWS = ["temperature", "seeds", "positions", "least", "rows", "tokens"]
 """Arguments that come from anywhere in a longer tensor: no variants are compiled for how they are aligned."""
@@ -40,7 +41,8 @@ def gumbel_argmax(
     assert logits_SV.stride(1) == 1
     num_rows, device = len(logits_SV), logits_SV.device
     all_blocks = triton.cdiv(num_tokens, BLOCK)
-    blocks = max(all_blocks * num_rows // PROGRAMS, 1)
+    # Two variants to compile: of one block, to spread few rows over the GPU, and of several.
+    blocks = 1 if all_blocks * num_rows <= PROGRAMS else BLOCKS
     parts = triton.cdiv(all_blocks, blocks)
     best_SK = torch.empty((num_rows, parts), dtype=torch.float32, device=device)
     ids_SK = torch.empty((num_rows, parts), dtype=torch.int32, device=device)
@@ -55,7 +57,7 @@ def gumbel_argmax(
         ids_SK,
         logits_SV.stride(0),
         num_tokens,
-        blocks,
+        BLOCKS=blocks,
         BLOCK=BLOCK,
         num_warps=4,
         **LAUNCH,
@@ -118,13 +120,8 @@ def gumbel(low, high, token):
     x ^= x >> 16
     v = x.to(tl.float32) * 4.6566123179658803e-10 + 1.1641532182693481e-10
     # -log(1 - v) = v + v²/2 + v³/3 + …
-    series = 1.0 / 7 + v * (1.0 / 8)
-    series = 1.0 / 6 + v * series
-    series = 1.0 / 5 + v * series
-    series = 1.0 / 4 + v * series
-    series = 1.0 / 3 + v * series
-    series = v + v * v * (0.5 + v * series)
-    return -log(tl.where(v < 0.125, series, -log(1.0 - v)))
+    series = v + v * v * (1.0 / 2 + v * (1.0 / 3 + v * (1.0 / 4 + v * (1.0 / 5))))
+    return -log(tl.where(v < 1.0 / 32, series, -log(1.0 - v)))
 
 
 @triton.jit
@@ -135,7 +132,7 @@ def log(x):
     return tl.log(x)
 
 
-@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=ROWS)
+@triton.jit(do_not_specialize_on_alignment=ROWS)
 def _best_of_part(
     logits,
     temperature,
@@ -146,29 +143,29 @@ def _best_of_part(
     ids_out,
     stride,
     num_tokens,
-    blocks,
+    BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     s = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    token = part * blocks * BLOCK + tl.arange(0, BLOCK)
+    token = part * (BLOCKS * BLOCK) + tl.arange(0, BLOCK)
     follow()
     t = tl.load(temperature + s)
     low, high = row_key(tl.load(seeds + s), tl.load(positions + s))
+    scale = inverse(t)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     best_token = token
-    while blocks > 0:
+    for _ in range(BLOCKS):
         x = tl.load(logits + s * stride + token, mask=token < num_tokens, other=float("-inf"))
-        x = scaled(x, t)
+        x = x.to(tl.float32) * scale
         if t > 0:
             if least is not None:
                 x = tl.where(x >= tl.load(least + s), x, float("-inf"))
             x += gumbel(low, high, token)
-        better = x > best
+        better = x > best  # never, if x is no number
         best = tl.where(better, x, best)
         best_token = tl.where(better, token, best_token)
         token += BLOCK
-        blocks -= 1
     highest = tl.max(best, axis=0)
     place = s * tl.num_programs(1) + part
     tl.store(best_out + place, highest)
