@@ -25,7 +25,6 @@ def rotate_and_store(
     k_norm_C: torch.Tensor | None = None,
     eps: float = 0.0,
     q_NHC: torch.Tensor | None = None,
-    q_NHC: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotated queries [N, H, C]; rotated keys and plain values go to `kv_layer` [2, T, G, C] at their tokens' slots.
 
@@ -42,12 +41,9 @@ def rotate_and_store(
     assert turns_P2F.is_contiguous()
     assert (q_norm_C is None) == (k_norm_C is None)
     if q_NHC is None:
-        if q_NHC is None:
         q_NHC = qkv_NSC.new_empty((num_tokens, num_heads, head_dim))
     assert q_NHC.shape == (num_tokens, num_heads, head_dim)
     assert q_NHC.is_contiguous()
-    assert q_NHC.is_contiguous()
-    assert q_NHC.shape == (num_tokens, num_heads, head_dim)
     if num_tokens:
         block_c = triton.next_power_of_2(head_dim)
         block_s = max(ELEMENTS // block_c, 1)
