@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from srt.kernels.filtering import Biases, Masks, Penalties, edited, inverse, least_kept
+from srt.kernels.edits import Biases, Masks, Penalties, edited
+from srt.kernels.filtering import inverse, least_kept
 from srt.kernels.launch import COMPILED, LAUNCH, follow
 
 BLOCK = 1024

@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_sampling import draw, noise
 
-from srt.kernels.filtering import Biases, Masks, Penalties, edited, least_kept
+from srt.kernels.edits import Biases, Masks, Penalties, edited
+from srt.kernels.filtering import least_kept
 from srt.kernels.sampling import filtered
 
 
