@@ -212,8 +212,10 @@ def make_runner(
         return ModelRunner(model, config, **shape, kv_dtype=dtype, device=device)
     from srt.executor.cuda_runner import CudaRunner
 
-    runner = CudaRunner(model, config, **shape, kv_dtype=dtype, device=device, graphs=not args.no_graphs)
-    runner.warm_up(args.chunk)
+    runner = CudaRunner(
+        model, config, **shape, kv_dtype=dtype, device=device, most_tokens=args.chunk, graphs=not args.no_graphs
+    )
+    runner.warm_up()
     return runner
 
 

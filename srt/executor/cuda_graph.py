@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from srt.executor.attention.flashinfer import FlashInferBackend, Kernel, Pages, splits
+from srt.executor.attention.flashinfer import FewRowsPart, FlashInferBackend, StepAttention
+from srt.executor.attention.flashinfer_kernel import Kernel, Pages, splits
 from srt.executor.cuda_sampler import CudaSampler
 from srt.executor.tables import RowTables
-from srt.kernels import decode_inputs, sampling
+from srt.kernels import decode_attention, decode_inputs, sampling
 from srt.models.llama import LlamaForCausalLM
 from srt.scheduler.schedule_batch import ScheduleBatch
 
@@ -35,8 +36,7 @@ def graph_sizes(most_rows: int) -> list[int]:
 @dataclass
 class DecodeGraph:
     size: int
-    kernel: Kernel
-    info: Any
+    kernel: Kernel | None  # FlashInfer's, if it is used: its schedule lives as long as the graph
     planned_each_step: bool
     forward: torch.cuda.CUDAGraph
     draw: torch.cuda.CUDAGraph
@@ -71,9 +71,8 @@ class DecodeGraphs:
         self.tokens_B = torch.empty(most, dtype=torch.int32, device=device)
         self._graphs: list[DecodeGraph] = []  # from small to large
 
-    def capture(self) -> None:
+    def capture(self, pool: Any) -> None:
         """On the stream that will launch them. Largest first, so that the others find their memory in its pool."""
-        pool = torch.cuda.graph_pool_handle()
         self._graphs = [self._capture(size, pool) for size in reversed(graph_sizes(self._spare_row))][::-1]
 
     def forward(self, plan: ScheduleBatch) -> DecodeGraph:
@@ -89,7 +88,9 @@ class DecodeGraphs:
         packed = torch.from_numpy(inputs.reshape(-1)).pin_memory()
         self._inputs[: len(packed)].copy_(packed, non_blocking=True)
         if graph.planned_each_step:
-            graph.kernel.plan(np.ones(graph.size, np.int32), inputs[1] + 1, causal=False, fixed_grid=True)
+            assert graph.kernel is not None
+            page_size = self._attention.shape.page_size
+            graph.kernel.plan(np.ones(graph.size, np.int32), inputs[1] + 1, page_size, causal=False, fixed_grid=True)
         graph.forward.replay()
         return graph
 
@@ -98,13 +99,16 @@ class DecodeGraphs:
         graph.draw.replay()
 
     def _capture(self, size: int, pool: Any) -> DecodeGraph:
-        # With fewer rows than the GPU has room for, a row's K/V is split as its length asks for; with more, never.
-        planned_each_step = size <= self._splits
-        kernel = self._attention.decode if planned_each_step else self._attention.kernel("fa2", FIXED_SCHEDULE)
         self._inputs.zero_()
         self._inputs[:size] = self._spare_row
-        one = np.ones(size, np.int32)
-        info = kernel.plan(one, one, causal=False, fixed_grid=planned_each_step, split=planned_each_step)
+        kernel, info, split = None, None, False
+        if size > decode_attention.MOST_ROWS:
+            # With fewer rows than the GPU has room for, a row's K/V is split as its length asks for; with more, never.
+            split = size <= self._splits
+            kernel = self._attention.decode if split else self._attention.kernel("fa2", FIXED_SCHEDULE)
+            one = np.ones(size, np.int32)
+            page_size = self._attention.shape.page_size
+            info = kernel.plan(one, one, page_size, causal=False, fixed_grid=split, split=split)
 
         def forward() -> None:
             self._forward(size, kernel, info)
@@ -115,17 +119,24 @@ class DecodeGraphs:
             self.tokens_B[:size] = self._sampler.draw(self.logits_BV[:size], rows_B, ends_B)
             sampling.write_tokens(self.tokens_B[:size], rows_B, ends_B, self._tables.tokens_RP)
 
-        return DecodeGraph(size, kernel, info, planned_each_step, captured(forward, pool), captured(draw, pool))
+        return DecodeGraph(size, kernel, split, captured(forward, pool), captured(draw, pool))
 
-    def _forward(self, size: int, kernel: Kernel, info: Any) -> None:
+    def _forward(self, size: int, kernel: Kernel | None, info: Any) -> None:
         rows_B, starts_B, new_slots_B = self._inputs[: 3 * size].view(3, size)
-        tables, pages = self._tables, self._pages.of(size)
+        tables = self._tables
         tables.slots_RP[rows_B, starts_B] = new_slots_B.int()
         ids_B, positions_B, slots_B = torch.empty_like(self._inputs[: 3 * size]).view(3, size)
         lengths_B = starts_B + 1
         decode_inputs.gather(rows_B, lengths_B, tables.tokens_RP, tables.slots_RP, ids_B, positions_B, slots_B)
-        self._attention.fill(pages, rows_B, lengths_B, tables.slots_RP)
-        attend = self._attention.of_decode(kernel, info, positions_B, slots_B, pages)
+        if kernel is None:
+            part = FewRowsPart(slice(None), rows_B, lengths_B, tables.slots_RP)
+        else:
+            pages = self._pages.of(size)
+            decode_inputs.page_table(
+                rows_B, lengths_B, tables.slots_RP, self._attention.shape.page_size, *pages.tensors
+            )
+            part = self._attention.decode_part(kernel, info, pages)
+        attend = StepAttention(self._attention.cache, positions_B, slots_B, [part])
         self.logits_BV[:size] = self._model.logits(self._model.forward(ids_B, positions_B, attend))
 
 

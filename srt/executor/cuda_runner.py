@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from srt.executor.attention.flashinfer import FlashInferBackend, HeadShape
+from srt.executor.attention.flashinfer import FlashInferBackend
+from srt.executor.attention.flashinfer_kernel import HeadShape
 from srt.executor.cuda_graph import DecodeGraph, DecodeGraphs
 from srt.executor.cuda_sampler import CudaSampler, ends
 from srt.executor.forward_batch import ForwardBatch
 from srt.executor.kv_cache import SplitKVCache
+from srt.executor.prompt_graph import PromptGraphs
 from srt.executor.sampler import Sampled
 from srt.executor.tables import RowTables
 from srt.executor.upload import upload
@@ -53,17 +55,20 @@ class CudaRunner:
         num_tokens_vocab: int,
         kv_dtype: torch.dtype,
         device: torch.device,
+        most_tokens: int,
         parallel: ParallelContext | None = None,
         graphs: bool = True,
     ):
-        """Allocates the pool: `pool_tokens` plus the spare page. Without `graphs` decode is launched kernel by kernel.
+        """Allocates the pool: `pool_tokens` plus the spare page. Without `graphs` all is launched kernel by kernel.
 
-        Table rows are 0 .. num_rows - 1; `num_tokens_vocab` is the number of tokens that exist, the tokenizer's.
+        A step computes up to `most_tokens`. Table rows are 0 .. num_rows - 1; `num_tokens_vocab` is the number of
+        tokens that exist, the tokenizer's.
         """
         parallel = parallel or ParallelContext()
         num_kv_heads = len(kv_head_range(parallel, config.num_kv_heads))
         self._model = model
         self._device = device
+        self._most_tokens = most_tokens
         self._stream = torch.cuda.Stream(device)
         self._copies = torch.cuda.Stream(device)
         self._copied = torch.cuda.Event()  # the tokens of the last step that sampled
@@ -82,23 +87,27 @@ class CudaRunner:
             self._attention = FlashInferBackend(cache, shape, num_rows, device)
             self._sampler = CudaSampler(num_rows, min(num_tokens_vocab, config.vocab_size), device)
             self._graphs: DecodeGraphs | None = None
+            self._prompts = PromptGraphs(model, self._attention, most_tokens if graphs else 0)
             if graphs:
+                pool = torch.cuda.graph_pool_handle()
                 self._graphs = DecodeGraphs(
                     model, self._attention, self._sampler, self._tables, config.vocab_size, kv_dtype
                 )
-                self._graphs.capture()
+                self._graphs.capture(pool)
+                self._prompts.capture(pool)
 
-    def warm_up(self, num_tokens: int) -> None:
-        """Computes prompts of so many tokens, alone and beside a decode row, with all that sampling can be asked for.
+    def warm_up(self) -> None:
+        """Computes as many tokens as a step may have, in many rows and in few, with all that sampling can be asked for.
 
         Kernels compile now and not while we serve, and if memory ends, it ends now.
         """
         table_rows, context_length = self._tables.slots_RP.shape
-        for num_decode in (0, 1):
-            num_rows = min(table_rows - 1, num_tokens)
-            length = min(num_tokens // num_rows, context_length - 1)
-            plan = plan_of_spare_slots(num_rows, min(num_decode, num_rows - 1), length)
-            launched = self.forward(plan)
+        most_rows = min(table_rows - 1, self._most_tokens)
+        cases = [(most_rows, self._most_tokens // most_rows), (1, self._most_tokens)]
+        cases += [(num_rows, 1) for num_rows in (2, 32, 64, 128) if num_rows < most_rows]
+        for num_rows, length in cases:
+            length = min(length, context_length - 1)
+            launched = self.forward(plan_of_spare_slots(num_rows, num_rows // 2, length))
             self.sample(launched, None)
             self.result(launched)
 
@@ -148,7 +157,10 @@ class CudaRunner:
         if plan.num_rows == 0:
             return None
         batch = ForwardBatch.build(plan, self._tables)
-        hidden_ND = self._model.forward(batch.ids_N, batch.positions_N, self._attention.plan(batch))
+        if self._prompts.holds(plan.num_tokens):
+            hidden_ND = self._prompts.forward(batch)
+        else:
+            hidden_ND = self._model.forward(batch.ids_N, batch.positions_N, self._attention.plan(batch))
         if len(batch.sample_logits) == 0:
             return None
         return self._model.logits(hidden_ND[batch.logit_indices[batch.sample_logits]])

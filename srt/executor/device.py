@@ -79,8 +79,14 @@ def make_executor(
     from srt.executor.cuda_runner import CudaRunner
 
     try:
-        runner = CudaRunner(model, model_config, **shape, graphs=not config.disable_cuda_graph)
-        runner.warm_up(config.chunked_prefill_size)
+        runner = CudaRunner(
+            model,
+            model_config,
+            **shape,
+            most_tokens=config.chunked_prefill_size,
+            graphs=not config.disable_cuda_graph,
+        )
+        runner.warm_up()
     except torch.OutOfMemoryError:
         left = plan.free_before - plan.weights - plan.pool_bytes
         raise ModelError(

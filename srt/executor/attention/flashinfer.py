@@ -1,179 +1,91 @@
-"""L4, each rank: attention by FlashInfer's kernels over the paged K/V of a GPU.
+"""L4, each rank: attention of a GPU over its paged K/V, every kind of rows by the kernel that is fastest for it.
 
-Decode rows go through the kernel that splits a row's K/V over many blocks (`fa2`, with tensor cores: they read K/V
-fastest where several query heads share them), prompt chunks through the one for many queries (`fa3` on Hopper, else
-`fa2`). Both need a schedule, made on the host once a step from lengths alone, and then run once a layer.
+Decode rows go through FlashInfer's kernel that splits a row's K/V over many blocks (`fa2`, with tensor cores: they read
+K/V fastest where several query heads share them), or, if they are few, our own. Prompt chunks go through the one
+for many queries (`fa3` on Hopper, else `fa2`), which is faster still on K/V that lie side by side, so unless a chunk is
+short and what it sees is long, these are first brought together.
 
-Shapes: N tokens, H query heads, G key/value heads, C head_dim, T slots; B rows of one kind, R decode rows.
+Shapes: N tokens, H query heads, G key/value heads, C head_dim, T slots; B rows of one kind, L positions they see.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from flashinfer.prefill import get_batch_prefill_module
 
+from srt.executor.attention.flashinfer_kernel import (
+    INT_WORKSPACE,
+    HeadShape,
+    Kernel,
+    Pages,
+    scratch_bytes,
+)
 from srt.executor.forward_batch import ForwardBatch
 from srt.executor.kv_cache import SplitKVCache
 from srt.executor.upload import upload
-from srt.kernels import decode_inputs, rope
+from srt.kernels import decode_attention, decode_inputs, rope
 from srt.layers.attention import QKNorms
 from srt.scheduler.schedule_batch import ScheduleBatch
 
-INT_WORKSPACE = 8 << 20
-LEAST_FLOAT_WORKSPACE = 128 << 20
-NO_MASK, CAUSAL = 0, 1
-NHD = 0
+WORTH_GATHERING = 4
+"""Positions seen per query up to which copying them costs less than it gains."""
+
+
+class Part(Protocol):
+    """Neighbouring tokens of a step that go through one kernel."""
+
+    tokens: slice
+
+    def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
+        """Of these tokens alone; fills `o_NHC`."""
 
 
 @dataclass(frozen=True)
-class HeadShape:
-    """Of one rank's attention, and the cache it reads."""
+class PagedPart:
+    tokens: slice
+    kernel: Kernel
+    info: Any
+    q_indptr: torch.Tensor
+    pages: Pages
+    causal: bool
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    page_size: int
-    dtype: torch.dtype
-
-    @property
-    def group(self) -> int:
-        return self.num_heads // self.num_kv_heads
+    def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
+        self.kernel.run(self.info, q_NHC, kv_2TGC, self.q_indptr, self.pages, o_NHC, causal=self.causal)
 
 
 @dataclass(frozen=True)
-class Pages:
-    """Where the K/V of B rows lies, int32 on the device, as FlashInfer takes it."""
+class GatheredPart:
+    tokens: slice
+    kernel: Kernel
+    info: Any
+    q_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    slots_L: torch.Tensor
 
-    kv_indptr: torch.Tensor  # [B + 1]
-    kv_indices: torch.Tensor  # at least kv_indptr[B] page numbers
-    last_page_len: torch.Tensor  # [B]
-
-    @classmethod
-    def empty(cls, num_rows: int, num_pages: int, device: torch.device) -> Pages:
-        sizes = (num_rows + 1, num_pages, num_rows)
-        return cls(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
-
-    def of(self, num_rows: int) -> Pages:
-        """The same memory for fewer rows."""
-        return Pages(self.kv_indptr[: num_rows + 1], self.kv_indices, self.last_page_len[:num_rows])
+    def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
+        kv_2LGC = kv_2TGC.index_select(1, self.slots_L)
+        self.kernel.run_beside(self.info, q_NHC, kv_2LGC, self.q_indptr, self.kv_indptr, o_NHC)
 
 
-class Kernel:
-    """One of FlashInfer's kernels for one shape of heads, and the memory that its schedules live in."""
+@dataclass(frozen=True)
+class FewRowsPart:
+    tokens: slice
+    rows_B: torch.Tensor
+    lengths_B: torch.Tensor
+    slots_RP: torch.Tensor
 
-    def __init__(self, backend: str, shape: HeadShape, scratch: torch.Tensor, int_workspace: int = INT_WORKSPACE):
-        self._backend = backend
-        self._shape = shape
-        self._scratch = scratch
-        dtype, head_dim = shape.dtype, shape.head_dim
-        self._module = get_batch_prefill_module(
-            backend, dtype, dtype, dtype, torch.int32, head_dim, head_dim, 0, False, False, False
-        )
-        self._schedule = torch.empty(int_workspace, dtype=torch.uint8, device=scratch.device)
-        # `plan` writes its schedule here and copies it without waiting, so the next one needs other memory until that
-        # copy is done.
-        self._staged = [torch.zeros(int_workspace, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._copied = [torch.cuda.Event(), torch.cuda.Event()]
-        self._overlaps = torch.cuda.get_device_capability(scratch.device) >= (9, 0)
-
-    def plan(
-        self,
-        lengths_B: np.ndarray,
-        kv_lens_B: np.ndarray,
-        *,
-        causal: bool,
-        fixed_grid: bool = False,
-        split: bool = True,
-    ) -> Any:
-        """The schedule of rows with `lengths_B` queries that see `kv_lens_B` positions, for `run`.
-
-        With `fixed_grid` all schedules of as many rows launch the same blocks, so that a CUDA graph may hold the run.
-        """
-        shape = self._shape
-        num_rows = len(kv_lens_B)
-        self._staged.reverse()
-        self._copied.reverse()
-        self._copied[0].synchronize()
-        indptrs = np.zeros((2, num_rows + 1), np.int32)
-        np.cumsum(lengths_B, out=indptrs[0, 1:])
-        np.cumsum(-(-kv_lens_B // shape.page_size), out=indptrs[1, 1:])
-        q_indptr, kv_indptr = torch.from_numpy(indptrs)
-        options = (-1, not split, 0) if self._backend == "fa2" else ()
-        info = self._module.plan(
-            self._scratch,
-            self._schedule,
-            self._staged[0],
-            q_indptr,
-            kv_indptr,
-            torch.from_numpy(kv_lens_B.astype(np.int32)),
-            int(indptrs[0, -1]),
-            num_rows,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.page_size,
-            fixed_grid,
-            shape.head_dim,
-            shape.head_dim,
-            causal,
-            -1,
-            *options,
-        )
-        self._copied[0].record()
-        return info
-
-    def run(
-        self,
-        info: Any,
-        q_NHC: torch.Tensor,
-        kv_2TGC: torch.Tensor,
-        q_indptr: torch.Tensor,
-        pages: Pages,
-        o_NHC: torch.Tensor,
-        *,
-        causal: bool,
-    ) -> None:
-        shape = self._shape
-        k, v = kv_2TGC.view(2, -1, shape.page_size, shape.num_kv_heads, shape.head_dim)
-        nothing = (None,) * 6  # masks, slopes and lengths of the variants we do not use
-        self._module.paged_run(
-            self._scratch,
-            self._schedule,
-            info,
-            q_NHC,
-            k,
-            v,
-            q_indptr,
-            pages.kv_indptr,
-            pages.kv_indices,
-            pages.last_page_len,
-            o_NHC,
-            None,
-            CAUSAL if causal else NO_MASK,
-            NHD,
-            -1,
-            self._overlaps,
-            *nothing,
-            0.0,
-            shape.head_dim**-0.5,
-            None,
-            None,
-            None,
-            1.0,
-            1e4,
-            0,
-            self._scratch.numel(),
-        )
+    def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
+        decode_attention.attend(q_NHC, kv_2TGC, self.rows_B, self.lengths_B, self.slots_RP, o_NHC)
 
 
 class FlashInferBackend:
     def __init__(self, cache: SplitKVCache, shape: HeadShape, most_rows: int, device: torch.device):
         self.shape = shape
         self.device = device
-        self._cache = cache
+        self.cache = cache
         self._scratch = torch.zeros(scratch_bytes(shape, most_rows, device), dtype=torch.uint8, device=device)
         hopper = torch.cuda.get_device_capability(device)[0] == 9
         self.decode = self.kernel("fa2")
@@ -183,62 +95,49 @@ class FlashInferBackend:
     def kernel(self, backend: str, int_workspace: int = INT_WORKSPACE) -> Kernel:
         return Kernel(backend, self.shape, self._scratch, int_workspace)
 
-    def one_query_each(self, num_rows: int) -> torch.Tensor:
-        """The query index of decode rows."""
-        return self._ones[: num_rows + 1]
-
     def plan(self, batch: ForwardBatch) -> StepAttention:
         """Of a batch whose slots are in the tables."""
-        slots_RP = batch.tables.slots_RP
-        decode, chunks = slice(0, batch.num_decode), slice(batch.num_decode, None)
-        parts = [
-            self._part(kernel, batch.plan, rows, slots_RP, causal)
-            for kernel, rows, causal in ((self.decode, decode, False), (self._prefill, chunks, True))
-            if len(batch.plan.row[rows])
-        ]
-        return StepAttention(self._cache, batch.positions_N, batch.slots_N, parts)
+        plan, slots_RP = batch.plan, batch.tables.slots_RP
+        parts: list[Part] = []
+        if batch.num_decode:
+            parts.append(self._decode_part(plan, slice(0, batch.num_decode), slots_RP))
+        if batch.num_decode < plan.num_rows:
+            # Each decode row is one token, so chunks begin behind as many tokens as there are decode rows.
+            parts.append(self._chunks_part(plan, slice(batch.num_decode, None), slots_RP))
+        return StepAttention(self.cache, batch.positions_N, batch.slots_N, parts)
 
-    def of_decode(
-        self, kernel: Kernel, info: Any, positions_R: torch.Tensor, slots_R: torch.Tensor, pages: Pages
-    ) -> StepAttention:
-        """Of decode rows alone, in memory that a CUDA graph knows."""
-        part = Part(kernel, info, slice(None), self.one_query_each(len(positions_R)), pages, causal=False)
-        return StepAttention(self._cache, positions_R, slots_R, [part])
+    def decode_part(self, kernel: Kernel, info: Any, pages: Pages) -> Part:
+        """Of a schedule and pages that others fill."""
+        return PagedPart(slice(None), kernel, info, self._ones[: len(pages.kv_indptr)], pages, causal=False)
 
-    def _part(self, kernel: Kernel, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor, causal: bool) -> Part:
-        row_B, lengths_B = plan.row[rows], plan.length[rows]
-        kv_lens_B = plan.start[rows] + lengths_B
-        info = kernel.plan(lengths_B, kv_lens_B, causal=causal)
+    def _decode_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
+        kv_lens_B, page_size = plan.start[rows] + 1, self.shape.page_size
+        row_B, lengths_B = upload(self.device, plan.row[rows], kv_lens_B)
+        if len(kv_lens_B) <= decode_attention.MOST_ROWS:
+            return FewRowsPart(rows, row_B, lengths_B, slots_RP)
+        info = self.decode.plan(plan.length[rows], kv_lens_B, page_size, causal=False)
+        pages = self._pages(row_B, lengths_B, kv_lens_B, slots_RP, page_size)
+        return PagedPart(rows, self.decode, info, self._ones[: len(kv_lens_B) + 1], pages, causal=False)
+
+    def _chunks_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
+        lengths_B, kv_lens_B = plan.length[rows], plan.start[rows] + plan.length[rows]
+        gathers = kv_lens_B.sum() <= WORTH_GATHERING * lengths_B.sum()
+        page_size = 1 if gathers else self.shape.page_size
+        info = self._prefill.plan(lengths_B, kv_lens_B, page_size, causal=True)
         q_indptr = np.concatenate(([0], np.cumsum(lengths_B)))
-        on_device = upload(self.device, row_B, kv_lens_B, q_indptr)
-        num_pages = int((-(-kv_lens_B // self.shape.page_size)).sum())
-        pages = Pages.empty(len(row_B), num_pages, self.device)
-        self.fill(pages, on_device[0], on_device[1], slots_RP)
-        # Decode rows come first, so chunks begin behind as many tokens as there are decode rows.
-        return Part(kernel, info, rows, on_device[2].int(), pages, causal)
+        row_B, ends_B, q_indptr = upload(self.device, plan.row[rows], kv_lens_B, q_indptr)
+        pages = self._pages(row_B, ends_B, kv_lens_B, slots_RP, page_size)
+        if gathers:
+            return GatheredPart(rows, self._prefill, info, q_indptr.int(), pages.kv_indptr, pages.kv_indices)
+        return PagedPart(rows, self._prefill, info, q_indptr.int(), pages, causal=True)
 
-    def fill(self, pages: Pages, rows_B: torch.Tensor, kv_lens_B: torch.Tensor, slots_RP: torch.Tensor) -> None:
-        decode_inputs.page_table(
-            rows_B,
-            kv_lens_B,
-            slots_RP,
-            self.shape.page_size,
-            pages.kv_indptr,
-            pages.kv_indices,
-            pages.last_page_len,
-        )
-
-
-@dataclass(frozen=True)
-class Part:
-    """Neighbouring tokens of a step that go through one kernel."""
-
-    kernel: Kernel
-    info: Any
-    tokens: slice
-    q_indptr: torch.Tensor
-    pages: Pages
-    causal: bool
+    def _pages(
+        self, rows_B: torch.Tensor, ends_B: torch.Tensor, kv_lens_B: np.ndarray, slots_RP: torch.Tensor, page_size: int
+    ) -> Pages:
+        num_pages = int((-(-kv_lens_B // page_size)).sum())
+        pages = Pages.empty(len(kv_lens_B), num_pages, self.device)
+        decode_inputs.page_table(rows_B, ends_B, slots_RP, page_size, *pages.tensors)
+        return pages
 
 
 class StepAttention:
@@ -253,32 +152,20 @@ class StepAttention:
     def __call__(
         self, layer: int, qkv_NSC: torch.Tensor, turns_P2F: torch.Tensor, norms: QKNorms | None
     ) -> torch.Tensor:
-        kv_2TGC = self._cache.layer(layer)
         q_NHC = rope.rotate_and_store(
-            qkv_NSC, turns_P2F, self._positions_N, self._slots_N, kv_2TGC, *(norms or (None, None, 0.0))
+            qkv_NSC,
+            turns_P2F,
+            self._positions_N,
+            self._slots_N,
+            self._cache.layer(layer),
+            *(norms or (None, None, 0.0)),
         )
         o_NHC = torch.empty_like(q_NHC)
-        for part in self._parts:
-            part.kernel.run(
-                part.info,
-                q_NHC[part.tokens],
-                kv_2TGC,
-                part.q_indptr,
-                part.pages,
-                o_NHC[part.tokens],
-                causal=part.causal,
-            )
+        self.attend(layer, q_NHC, o_NHC)
         return o_NHC
 
-
-def splits(shape: HeadShape, device: torch.device) -> int:
-    """Up to this many blocks per K/V head the decode kernel spreads its rows over: two to each multiprocessor."""
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count // shape.num_kv_heads
-
-
-def scratch_bytes(shape: HeadShape, most_rows: int, device: torch.device) -> int:
-    """For the partial results of rows whose K/V is split; FlashInfer's own bound for decode rows, in float32."""
-    tile = 16 if shape.group <= 16 else 64  # queries that a block takes at a time
-    tiles = -(-most_rows * shape.group // tile) + most_rows - 1
-    blocks = max(splits(shape, device), tiles)
-    return max(LEAST_FLOAT_WORKSPACE, shape.num_heads * blocks * tile * (shape.head_dim + 1) * 4)
+    def attend(self, layer: int, q_NHC: torch.Tensor, o_NHC: torch.Tensor) -> None:
+        """The rest of it, once queries are rotated and K/V stored."""
+        kv_2TGC = self._cache.layer(layer)
+        for part in self._parts:
+            part.run(q_NHC[part.tokens], kv_2TGC, o_NHC[part.tokens])

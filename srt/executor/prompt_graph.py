@@ -1,0 +1,132 @@
+"""L4, each rank: CUDA graphs of prompt and mixed steps, for models whose kernels are shorter than their launches.
+
+Attention's schedule depends on the batch's rows, all the rest on the number of tokens alone. So there is a graph for
+what lies between two attention calls, and a step launches them in turn; it takes the next larger number of tokens, and
+those that are too many work on position 0 and the spare slot.
+
+Shapes: N tokens of a graph, D hidden size, H query heads, C head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from srt.executor.attention.flashinfer import FlashInferBackend
+from srt.executor.forward_batch import ForwardBatch
+from srt.kernels import rope
+from srt.layers.attention import QKNorms
+from srt.models.llama import LlamaForCausalLM
+
+SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Beyond, kernels are long enough for any model."""
+
+
+@dataclass
+class PromptGraph:
+    size: int
+    pieces: list[torch.cuda.CUDAGraph]  # before the first attention call, after it, ..., after the last
+    hidden_ND: torch.Tensor
+
+
+class PromptGraphs:
+    def __init__(self, model: LlamaForCausalLM, attention: FlashInferBackend, most_tokens: int):
+        self._model = model
+        self._attention = attention
+        shape, device = attention.shape, attention.device
+        self._sizes = [size for size in SIZES if size <= most_tokens]
+        most = max(self._sizes, default=0)
+        self._inputs_3N = torch.zeros((3, most), dtype=torch.int64, device=device)  # ids, positions, slots
+        queries = (most, shape.num_heads, shape.head_dim)
+        self._q_NHC, self._o_NHC = (torch.zeros(queries, dtype=shape.dtype, device=device) for _ in range(2))
+        self._graphs: list[PromptGraph] = []  # from small to large
+
+    def capture(self, pool: Any) -> None:
+        """On the stream that will launch them."""
+        self._graphs = [self._capture(size, pool) for size in reversed(self._sizes)][::-1]
+
+    def holds(self, num_tokens: int) -> bool:
+        return len(self._graphs) > 0 and num_tokens <= self._graphs[-1].size
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """The hidden states of the batch's tokens; the next launch overwrites them, in the stream's order."""
+        num_tokens = len(batch.ids_N)
+        graph = next(graph for graph in self._graphs if graph.size >= num_tokens)
+        attention = self._attention.plan(batch)
+        self._inputs_3N[:, num_tokens : graph.size] = 0
+        for line, values in zip(self._inputs_3N, (batch.ids_N, batch.positions_N, batch.slots_N), strict=True):
+            line[:num_tokens] = values
+        graph.pieces[0].replay()
+        for layer, piece in enumerate(graph.pieces[1:]):
+            attention.attend(layer, self._q_NHC[:num_tokens], self._o_NHC[:num_tokens])
+            piece.replay()
+        return graph.hidden_ND[:num_tokens]
+
+    def _capture(self, size: int, pool: Any) -> PromptGraph:
+        ids_N, positions_N, slots_N = self._inputs_3N[:, :size]
+
+        def run(pieces: Pieces | None) -> torch.Tensor:
+            attend = BetweenPieces(self, positions_N, slots_N, size, pieces)
+            return self._model.forward(ids_N, positions_N, attend)
+
+        run(None)  # first runs load and compile
+        torch.cuda.synchronize()
+        pieces = Pieces(pool)
+        hidden_ND = run(pieces)
+        pieces.end()
+        return PromptGraph(size, pieces.graphs, hidden_ND)
+
+    def rotate(self, layer: int, size: int, *inputs: Any) -> torch.Tensor:
+        """Queries to where attention will find them, keys and values into the cache; where attention puts its own."""
+        qkv_NSC, turns_P2F, positions_N, slots_N, norms = inputs
+        rope.rotate_and_store(
+            qkv_NSC,
+            turns_P2F,
+            positions_N,
+            slots_N,
+            self._attention.cache.layer(layer),
+            *(norms or (None, None, 0.0)),
+            q_NHC=self._q_NHC[:size],
+        )
+        return self._o_NHC[:size]
+
+
+class Pieces:
+    """Graphs captured one behind the other."""
+
+    def __init__(self, pool: Any):
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool = pool
+        self._begin()
+
+    def cut(self) -> None:
+        self.end()
+        self._begin()
+
+    def end(self) -> None:
+        self.graphs[-1].capture_end()
+
+    def _begin(self) -> None:
+        self.graphs.append(torch.cuda.CUDAGraph())
+        self.graphs[-1].capture_begin(self._pool)
+
+
+@dataclass(frozen=True)
+class BetweenPieces:
+    """The `FusedAttend` of a capture: what comes before attention ends one graph, what comes after begins the next."""
+
+    owner: PromptGraphs
+    positions_N: torch.Tensor
+    slots_N: torch.Tensor
+    size: int
+    pieces: Pieces | None
+
+    def __call__(
+        self, layer: int, qkv_NSC: torch.Tensor, turns_P2F: torch.Tensor, norms: QKNorms | None
+    ) -> torch.Tensor:
+        o_NHC = self.owner.rotate(layer, self.size, qkv_NSC, turns_P2F, self.positions_N, self.slots_N, norms)
+        if self.pieces is not None:
+            self.pieces.cut()
+        return o_NHC
