@@ -11,8 +11,8 @@ import triton.language as tl
 
 from srt.kernels.launch import LAUNCH, follow
 
-ELEMENTS = 1024
-"""Per program: whole heads, at 16 bytes a thread for 4 warps."""
+ELEMENTS = 2048
+"""Per program: whole heads, at twice 16 bytes a thread for 4 warps."""
 
 
 def rotate_and_store(
