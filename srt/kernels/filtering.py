@@ -2,7 +2,7 @@
 
 Equal logits at a filter's edge are all kept, so what a row keeps never depends on other rows.
 
-Shapes: S sampled rows, V columns of the logits, P programs.
+Shapes: S sampled rows, V columns of the logits, P programs, B elements of a block.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 from srt.kernels.launch import LAUNCH, follow
+
+BLOCK = 8192
 
 PROGRAMS = 128
 """Each takes a row after the other and has room for as many candidates as there are tokens."""
@@ -40,6 +42,7 @@ def least_kept(
     num_rows, device = len(logits_SV), logits_SV.device
     programs = min(num_rows, PROGRAMS)
     candidates_PV = torch.empty((programs, num_tokens), dtype=torch.float32, device=device)
+    near_PB = torch.empty((programs, BLOCK), dtype=torch.float32, device=device)
     least_S = torch.empty(num_rows, dtype=torch.float32, device=device)
     _least_kept[(programs,)](
         logits_SV,
@@ -48,11 +51,12 @@ def least_kept(
         top_p_S,
         min_p_S,
         candidates_PV,
+        near_PB,
         least_S,
         num_rows,
         logits_SV.stride(0),
         V=num_tokens,
-        BLOCK=8192,
+        BLOCK=BLOCK,
         num_warps=32,
         **LAUNCH,
     )
@@ -125,18 +129,66 @@ def reaching(candidates, number, least, best, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def highest_with(candidates, number, wanted_count, wanted_mass, low, best, BLOCK: tl.constexpr):
-    """The largest value, at least `low`, that so many candidates with so much mass reach."""
+def highest_with(candidates, number, wanted_count, wanted_mass, low, best, near, BLOCK: tl.constexpr):
+    """The largest value, at least `low`, that so many candidates with so much mass reach.
+
+    Between `at_least`, which enough reach, and the first value above `at_most`, which too few reach, first halves the
+    distance until a block holds what lies there, and then the number of values.
+    """
     at_least = key_of(low).to(tl.int64)
     at_most = key_of(best).to(tl.int64)
-    while at_least < at_most:
+    above = 0
+    mass_above = tl.full((), 0.0, tl.float32)
+    left = number
+    while (at_least < at_most) & (left > BLOCK):
         middle = (at_least + at_most + 1) >> 1
+        low_value = value_of(at_least.to(tl.int32))
+        if low_value > float("-inf"):
+            half = key_of(0.5 * low_value + 0.5 * value_of(at_most.to(tl.int32))).to(tl.int64)
+            middle = tl.minimum(tl.maximum(half, at_least + 1), at_most)
         count, mass = reaching(candidates, number, value_of(middle.to(tl.int32)), best, BLOCK)
         if (count >= wanted_count) & (mass >= wanted_mass):
             at_least = middle
+            left = count - above
         else:
             at_most = middle - 1
+            left -= count - above
+            above = count
+            mass_above = mass
+    if at_least < at_most:
+        x = gather_between(
+            candidates, number, value_of(at_least.to(tl.int32)), value_of(at_most.to(tl.int32)), near, BLOCK
+        )
+        share = tl.exp(x - best)
+        while at_least < at_most:
+            middle = (at_least + at_most + 1) >> 1
+            reached = x >= value_of(middle.to(tl.int32))
+            count = above + tl.sum(reached.to(tl.int32), axis=0)
+            mass = mass_above + tl.sum(tl.where(reached, share, 0.0), axis=0)
+            if (count >= wanted_count) & (mass >= wanted_mass):
+                at_least = middle
+            else:
+                at_most = middle - 1
     return value_of(at_least.to(tl.int32))
+
+
+@triton.jit
+def gather_between(candidates, number, least, most, near, BLOCK: tl.constexpr):
+    """The candidates from `least` to `most`, at most a block of them, by way of the memory at `near`."""
+    lane = tl.arange(0, BLOCK)
+    count = 0
+    first = 0
+    while first < number:
+        x = tl.load(candidates + first + lane, mask=first + lane < number, other=float("-inf"))
+        between = (x >= least) & (x <= most) & (first + lane < number)
+        kept = between.to(tl.int32)
+        tl.store(near + count + tl.cumsum(kept, axis=0) - 1, x, mask=between)
+        count += tl.sum(kept, axis=0)
+        first += BLOCK
+    tl.debug_barrier()
+    x = tl.load(near + lane, mask=lane < count, other=float("-inf"))
+    tl.debug_barrier()
+    return x
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
@@ -147,6 +199,7 @@ def _least_kept(
     top_p,
     min_p,
     candidates,
+    near,
     least_out,
     num_rows,
     stride,
@@ -154,6 +207,7 @@ def _least_kept(
     BLOCK: tl.constexpr,
 ):
     candidates += tl.program_id(0).to(tl.int64) * V
+    near += tl.program_id(0) * BLOCK
     s = tl.program_id(0)
     follow()
     while s < num_rows:
@@ -164,13 +218,13 @@ def _least_kept(
         m = tl.load(min_p + s)
         least = tl.full((), float("-inf"), tl.float32)
         if (t > 0) & ((k > 0) | (p < 1) | (m > 0)):
-            least = least_of_row(logits + s.to(tl.int64) * stride, t, k, p, m, candidates, V, BLOCK)
+            least = least_of_row(logits + s.to(tl.int64) * stride, t, k, p, m, candidates, near, V, BLOCK)
         tl.store(least_out + s, least)
         s += tl.num_programs(0)
 
 
 @triton.jit
-def least_of_row(logits, t, k, p, m, candidates, V: tl.constexpr, BLOCK: tl.constexpr):
+def least_of_row(logits, t, k, p, m, candidates, near, V: tl.constexpr, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     for first in range(0, V, BLOCK):
@@ -189,13 +243,13 @@ def least_of_row(logits, t, k, p, m, candidates, V: tl.constexpr, BLOCK: tl.cons
         if k > 0:
             total = mass
             if k < number:
-                low = highest_with(candidates, number, k, 0.0, low, best, BLOCK)
+                low = highest_with(candidates, number, k, 0.0, low, best, near, BLOCK)
                 # Of the equal ones at the edge as many count as it takes to make k.
                 above, total = reaching(candidates, number, value_of(key_of(low) + 1), best, BLOCK)
                 total += (k - above).to(tl.float32) * tl.exp(low - best)
                 least = tl.maximum(least, low)
         if p < 1:
-            least = tl.maximum(least, highest_with(candidates, number, 0, p * total, low, best, BLOCK))
+            least = tl.maximum(least, highest_with(candidates, number, 0, p * total, low, best, near, BLOCK))
     # The next row's candidates take these's place.
     tl.debug_barrier()
     return least
