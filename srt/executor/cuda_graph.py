@@ -102,7 +102,7 @@ class DecodeGraphs:
         self._inputs.zero_()
         self._inputs[:size] = self._spare_row
         kernel, info, split = None, None, False
-        if size > decode_attention.MOST_ROWS:
+        if not decode_attention.wins(size, self._attention.shape.num_heads):
             # With fewer rows than the GPU has room for, a row's K/V is split as its length asks for; with more, never.
             split = size <= self._splits
             kernel = self._attention.decode if split else self._attention.kernel("fa2", FIXED_SCHEDULE)

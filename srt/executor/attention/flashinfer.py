@@ -113,7 +113,7 @@ class FlashInferBackend:
     def _decode_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
         kv_lens_B, page_size = plan.start[rows] + 1, self.shape.page_size
         row_B, lengths_B = upload(self.device, plan.row[rows], kv_lens_B)
-        if len(kv_lens_B) <= decode_attention.MOST_ROWS:
+        if decode_attention.wins(len(kv_lens_B), self.shape.num_heads):
             return FewRowsPart(rows, row_B, lengths_B, slots_RP)
         info = self.decode.plan(plan.length[rows], kv_lens_B, page_size, causal=False)
         pages = self._pages(row_B, lengths_B, kv_lens_B, slots_RP, page_size)
