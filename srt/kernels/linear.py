@@ -57,8 +57,8 @@ def wins(num_tokens: int, num_outputs: int, num_inputs: int) -> bool:
     """Whether `small_batch_linear` is at least as fast as general matrix multiplication with what it computes beside.
 
     Measured on an H200 at the shapes of Llama-3.1-8B and Qwen3-0.6B for 1, 16 and 64 tokens: it is on all of them, but
-    for projections of queries, keys and values at 64, which take 2 to 5 % longer. At 32 it computes as for 64, and a step
-    of Qwen3-0.6B took 8 % longer than with general products.
+    for projections of queries, keys and values at 64, which take 2 to 5 % longer. At 32 it computes as for 64, and a
+    step of Qwen3-0.6B took 8 % longer than with general products.
     """
     return num_tokens <= 16 or 48 < num_tokens <= MOST_TOKENS
 
