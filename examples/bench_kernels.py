@@ -69,8 +69,10 @@ def microseconds(call: Callable[[int], object], sets: int, graph_calls: int = 60
     """Of one `call(index of a set)` in a replayed graph; the median of 5 replays."""
     calls = max(graph_calls // sets, 1) * sets
     stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         call(0)
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for index in range(calls):
@@ -180,7 +182,10 @@ def main() -> None:
         for rows in args.rows:
             for cases in (products, layer, others):
                 for kernel, size, call, sets in cases(shapes, rows):
-                    us = microseconds(call, sets)
+                    try:
+                        us = microseconds(call, sets)
+                    except RuntimeError as error:
+                        raise RuntimeError(f"{shapes.name}, {rows} rows, {kernel}") from error
                     results.append(
                         {
                             "model": shapes.name,
