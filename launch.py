@@ -110,6 +110,8 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
             raise ConfigError("--device cuda needs FlashInfer: pip install 'lockstep-server[cuda]'")
         if config.dtype == "float32":
             raise ConfigError("--dtype float32 is for the CPU; on a GPU attention computes in bfloat16 or float16")
+    if device == "cuda" and config.tp_size > num_cuda_devices:
+        raise ConfigError(f"--tp-size {config.tp_size} needs as many GPUs; this host has {num_cuda_devices}")
     _check_tp_size(config.tp_size, model)
     limit = model.max_position_embeddings
     if config.context_length is not None and config.context_length > limit:

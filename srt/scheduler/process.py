@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ from srt.transport import Sender
 
 if TYPE_CHECKING:
     from srt.parallel import Ranks
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,6 +77,8 @@ def _meet(spec: ChildSpec) -> Ranks:
     threads = max(1, torch.get_num_threads() // config.tp_size)  # the ranks share the host's cores
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for compiled code that brings an OpenMP of its own
+    if config.device == "cuda":
+        torch.cuda.set_device(spec.rank)
     backend = "nccl" if config.device == "cuda" else "gloo"
     ranks = Ranks(spec.endpoints.rendezvous, spec.rank, config.tp_size, backend)
     check_alike(ranks.gather(fingerprint(config.digest())))
