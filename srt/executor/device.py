@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
 
 from srt.config import ServerConfig
 from srt.executor.memory_plan import MemoryPlan, available_ram, gib, own_ram
+from srt.kernels import cpu
 from srt.model_config import ModelConfig, ModelError
 from srt.models.llama import LlamaForCausalLM
 from srt.parallel import ParallelContext
@@ -15,6 +17,8 @@ from srt.parallel import ParallelContext
 if TYPE_CHECKING:
     from srt.executor.cuda_runner import CudaRunner
     from srt.executor.model_runner import ModelRunner
+
+log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 128, 256)
 """That FlashInfer's attention has kernels for, on every GPU."""
@@ -70,6 +74,11 @@ def make_executor(
     if device.type == "cpu":
         from srt.executor.model_runner import ModelRunner
 
+        if not cpu.AVAILABLE and parallel.rank == 0:
+            log.warning(
+                "the kernels for this CPU were not compiled, so steps take longer: install a C compiler and Python's "
+                "headers, then this package again"
+            )
         return ModelRunner(model, model_config, **shape)
     if model_config.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
