@@ -60,7 +60,6 @@ class Attention:
         self._output = RowParallelLinear(
             context, "o_proj", config.num_heads * config.head_dim, config.hidden_size, config.output_bias
         )
-        self._eps = config.rms_norm_eps
         self._qk_norms = {
             name: RMSNorm(context, config.head_dim, config.rms_norm_eps, rotary_dim=config.head_dim)
             for name in (("q_norm", "k_norm") if config.qk_norm else ())
@@ -103,8 +102,10 @@ class Attention:
 
     @property
     def _norms(self) -> QKNorms | None:
-        norms = self._qk_norms
-        return QKNorms(norms["q_norm"].weight_D, norms["k_norm"].weight_D, self._eps) if norms else None
+        if not self._qk_norms:
+            return None
+        q_norm, k_norm = self._qk_norms["q_norm"], self._qk_norms["k_norm"]
+        return QKNorms(q_norm.weight_D, k_norm.weight_D, q_norm.eps)
 
     def _attend_in_steps(self, qkv_NSC: torch.Tensor, turns_N1F: torch.Tensor, attend: Attend) -> torch.Tensor:
         num_heads = self._num_heads

@@ -1,9 +1,8 @@
 """L4, each rank: attention in plain torch operations, for CPUs and as the reference of the other backends; decode rows
 on a CPU go through the compiled kernel where there is one.
 
-Shapes: N tokens, H query heads, G key/value heads, Q = H / G query heads that share one, S = 2 G keys and values,
-C head_dim, T slots, X rows of the slot table; R decode rows of a group, L positions of its longest row; M tokens of a
-prompt chunk, P positions of its row.
+Shapes: N tokens, H query heads, G key/value heads, S = 2 G keys and values, C head_dim, T slots, X rows of the slot
+table; R decode rows of a group, L positions of its longest row; M tokens of a prompt chunk, P positions of its row.
 """
 
 from __future__ import annotations
