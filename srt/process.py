@@ -38,6 +38,9 @@ STOP = signal.SIGUSR1
 """Ends a child. Not SIGTERM or SIGINT: terminals and service managers send those to all processes at once, and a child
 that followed them would take from the parent the requests that it lets finish."""
 
+ORPHANED = signal.SIGRTMIN
+"""The kernel says with it that the parent has died: maybe a moment before its pid is gone, so it cannot be STOP."""
+
 DUMP = signal.SIGUSR2
 """Makes a child print the stacks of its threads, even while it waits where no handler of Python's runs."""
 
@@ -148,12 +151,12 @@ class Child:
 
 
 class Stopped(BaseException):
-    """Raised in a child's main thread by STOP; not an Exception, so that nothing swallows it."""
+    """Raised in a child's main thread by STOP and ORPHANED; not an Exception, so that nothing swallows it."""
 
 
 def end_at_once_when_stopped() -> None:
     """For a child with nothing to tidy up that waits where no handler of Python's runs."""
-    signal.signal(STOP, signal.SIG_DFL)
+    _on_end(signal.SIG_DFL)
 
 
 def set_title(title: str) -> None:
@@ -171,12 +174,12 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
     _die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(STOP, _raise_stopped)
+    _on_end(_raise_stopped)
     faulthandler.register(DUMP)
     spec = ChildSpec.from_json(sys.stdin.buffer.read())
     set_title(spec.title)
     configure_logging(spec.config.log_level, spec.title)
-    told = False
+    told = orphaned = False
 
     def tell(answer: dict[str, Any]) -> None:
         nonlocal told
@@ -189,30 +192,36 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
         module, _, attribute = door.partition(":")
         getattr(importlib.import_module(module), attribute)(spec, lambda info: tell({"ready": info}))
         code = 0
-    except Stopped:
+    except Stopped as stopped:
+        orphaned = stopped.args == (ORPHANED,)
         code = 0
     except Exception as error:
-        signal.signal(STOP, signal.SIG_IGN)  # which the parent sends as soon as it is told
+        _on_end(signal.SIG_IGN)  # the parent sends STOP as soon as it is told
         if isinstance(error, ConfigError | ModelError):
             tell({"error": str(error)})
         else:
             traceback.print_exc()
             tell({"error": f"{type(error).__name__}: {error}"})
         code = 1
-    if os.getppid() != parent_pid:  # nobody else is left to tidy up
+    if orphaned or os.getppid() != parent_pid:  # nobody else is left to tidy up
         shutil.rmtree(spec.endpoints.folder, ignore_errors=True)
     return code
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, STOP)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, ORPHANED)
     if os.getppid() != parent_pid:  # it died before the line above
         raise SystemExit(1)
 
 
+def _on_end(handler: Any) -> None:
+    for signum in (STOP, ORPHANED):
+        signal.signal(signum, handler)
+
+
 def _raise_stopped(signum: int, frame: Any) -> None:
-    signal.signal(STOP, signal.SIG_IGN)
-    raise Stopped
+    _on_end(signal.SIG_IGN)
+    raise Stopped(signum)
 
 
 if __name__ == "__main__":
