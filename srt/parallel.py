@@ -25,7 +25,8 @@ FOR_EVER = timedelta(days=3650)
 COMPUTE_TIMEOUT = timedelta(seconds=60)
 """Of a collective between shards, whose ranks all have the same work."""
 PAGE = 4096
-"""Bytes of the one broadcast that carries an inbox; what does not fit follows in a second one."""
+"""Bytes of the one message that carries an inbox; what does not fit follows in a second one."""
+_PAGE_TAG, _REST_TAG = 0, 1
 LEAST_SHARE = 0.9
 """Of the free memory of another rank that each must have."""
 
@@ -45,7 +46,7 @@ class ParallelContext:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks. May be written into x."""
         if self.size > 1:
-            dist.all_reduce(x, group=self.group)
+            self.group.allreduce(x, timeout=COMPUTE_TIMEOUT).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +54,7 @@ class ParallelContext:
         if self.size == 1:
             return x
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous(), group=self.group)
+        self.group.allgather(parts, x.contiguous(), timeout=COMPUTE_TIMEOUT).wait()
         return torch.cat(parts, dim=-1)
 
     def shard(self, total: int) -> range:
@@ -64,38 +65,50 @@ class ParallelContext:
 
 
 class Ranks:
-    """The processes that share one model, met through a file; on one host they talk over its loopback interface."""
+    """The processes that share one model, met through a file; on one host they talk over its loopback interface.
+
+    They are one group, without a time-out, since an inbox may be long in coming; collectives between shards have one of
+    their own. A second group would be a second thread of gloo's in each rank, which wakes a hundred times a second.
+    """
 
     def __init__(self, rendezvous: str, rank: int, size: int, backend: str) -> None:
-        """Returns once all are there. `backend` is of the collectives between shards: "gloo" or "nccl"."""
+        """Returns once all are there. `backend` is of collectives on GPUs, "gloo" where there are none."""
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo listens where the host's name leads
         store = dist.FileStore(rendezvous, size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=FOR_EVER)
+        backends = f"cpu:gloo,cuda:{backend}"
+        dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=FOR_EVER)
         self.rank = rank
         self.size = size
-        self._inboxes = dist.group.WORLD
-        self.context = ParallelContext(rank, size, dist.new_group(backend=backend, timeout=COMPUTE_TIMEOUT))
+        self._group = dist.group.WORLD
+        self.context = ParallelContext(rank, size, self._group)
         self._page = torch.zeros(PAGE, dtype=torch.uint8)
         self._page_bytes = memoryview(self._page.numpy())
+        if rank > 0:
+            self._await_page()
 
     def send(self, data: bytes) -> None:
-        """The leader's end of a broadcast: the data's length, the data, and a second broadcast for what is left."""
+        """To every follower: the data's length, the data, and a second message with what is left.
+
+        Point to point: gloo's broadcast passes the work to a thread first, which takes as long as the work itself.
+        """
         page = self._page_bytes
         fits = min(len(data), PAGE - 8)
         page[:8] = len(data).to_bytes(8, "little")
         page[8 : 8 + fits] = data[:fits]
-        self._broadcast(self._page)
+        self._send(self._page, _PAGE_TAG)
         if fits < len(data):
-            self._broadcast(torch.from_numpy(np.frombuffer(data[fits:], np.uint8).copy()))
+            self._send(torch.from_numpy(np.frombuffer(data[fits:], np.uint8).copy()), _REST_TAG)
 
     def receive(self) -> bytes:
-        self._broadcast(self._page)
+        """What the leader sent, in its order."""
+        self._awaited.wait()
         length = int.from_bytes(self._page_bytes[:8], "little")
         data = bytes(self._page_bytes[8 : 8 + min(length, PAGE - 8)])
+        self._await_page()
         if len(data) == length:
             return data
         rest = torch.empty(length - len(data), dtype=torch.uint8)
-        self._broadcast(rest)
+        self._group.recv([rest], 0, _REST_TAG).wait()
         return data + rest.numpy().tobytes()
 
     def gather(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -103,14 +116,19 @@ class Ranks:
         data = json.dumps(value).encode()
         own = torch.from_numpy(np.frombuffer(data.ljust(PAGE), np.uint8).copy())
         pages = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(pages, own, group=self._inboxes)
+        self._group.allgather(pages, own).wait()
         return [json.loads(page.numpy().tobytes()) for page in pages]
 
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def _broadcast(self, data: torch.Tensor) -> None:
-        self._inboxes.broadcast(data, 0).wait()
+    def _send(self, data: torch.Tensor, tag: int) -> None:
+        for sent in [self._group.send([data], rank, tag) for rank in range(1, self.size)]:
+            sent.wait()
+
+    def _await_page(self) -> None:
+        """A step ahead: gloo sends nothing before it knows where it shall go, and the leader would wait for that."""
+        self._awaited = self._group.recv([self._page], 0, _PAGE_TAG)
 
 
 def fingerprint(config_digest: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from srt.models.loader import load_model
 from srt.parallel import PAGE, ParallelContext, Ranks
 
 LENGTHS = (0, 1, PAGE - 9, PAGE - 8, PAGE - 7, 3, 10 * PAGE)
-"""Of what is broadcast: less than a page, just a page, and more."""
+"""Of what is sent: less than a page, just a page, and more."""
 
 
 def message(length: int) -> bytes:
