@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import struct
 from hashlib import blake2b
+from zlib import crc32
+
+import numpy as np
 
 from radix import Ledger
 from srt.board import Decision
@@ -17,6 +20,7 @@ from srt.scheduler.output import Output
 from srt.scheduler.planner import Plan, Planner
 
 _INBOX = struct.Struct("<Qd")
+_CHAIN = struct.Struct("<8Q")
 
 
 class BoardConsensus:
@@ -32,21 +36,22 @@ class BoardConsensus:
     def step(self, inbox: Inbox, plan: Plan | None) -> None:
         batch = plan.batch if plan else None
         fields = (
-            _hash(_INBOX.pack(inbox.number, inbox.now), *inbox.items),
-            _hash(self._output.take_committed()),
+            _checksum(_INBOX.pack(inbox.number, inbox.now), *inbox.items),
+            _checksum(self._output.take_committed()),
             self._planner.retractions,
             self._ledger.evicted_total,
             self._ledger.free_tokens,
-            _hash(batch.row, batch.start, batch.length) if batch else 0,
-            _hash(batch.slots) if batch else 0,
+            _checksum(batch.row, batch.start, batch.length) if batch else 0,
+            _checksum(batch.slots) if batch else 0,
         )
-        self._digest = _hash(struct.pack(f"<Q{len(fields)}Q", self._digest, *fields))
+        chained = blake2b(_CHAIN.pack(self._digest, *fields), digest_size=8)
+        self._digest = int.from_bytes(chained.digest(), "little")
         self._record.step(Decision(inbox.number, self._digest, *fields))
 
 
-def _hash(*parts: object) -> int:
-    """64 bits of BLAKE2b. `parts` are bytes or arrays."""
-    state = blake2b(digest_size=8)
+def _checksum(*parts: bytes | np.ndarray) -> int:
+    """CRC-32: a tenth of the time of a hash that withstands malice, which ranks do not bear each other."""
+    checksum = 0
     for part in parts:
-        state.update(part)
-    return int.from_bytes(state.digest(), "little")
+        checksum = crc32(part, checksum)
+    return checksum
