@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import math
 import socket
 import threading
 import time
@@ -92,14 +93,15 @@ class Live:
 
 
 class EchoEngine(threading.Thread):
-    """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `mute` (drops requests), `silent` (no
-    sign of life when idle), `fail_status` (ends requests at once with this status), `tokens_per_step`, `flush_ok`.
+    """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `hold_at` (gives none more tokens than
+    these), `mute` (drops requests), `silent` (no sign of life when idle), `fail_status` (ends requests at once with
+    this status), `tokens_per_step`, `flush_ok`.
     """
 
     def __init__(self, endpoints, board, tokenizer):
         super().__init__(daemon=True)
         self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
-        self.fail_after = 0
+        self.fail_after, self.hold_at = 0, math.inf
         self.tokens_per_step, self.silent = 1, False
         self.received, self.aborted, self.live = [], [], {}
         self._ends = endpoints
@@ -111,7 +113,7 @@ class EchoEngine(threading.Thread):
 
     def reset(self):
         self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
-        self.fail_after, self.tokens_per_step, self.silent = 0, 1, False
+        self.fail_after, self.hold_at, self.tokens_per_step, self.silent = 0, math.inf, 1, False
         self.received.clear()
         self.aborted.clear()
 
@@ -122,23 +124,27 @@ class EchoEngine(threading.Thread):
         step = 0
         while not self._over.is_set():
             self._publish()
-            if inbox.poll(0 if self.live and not self.paused else 10):
+            if inbox.poll(0 if self._growing() else 10):
                 with contextlib.suppress(zmq.Again):
                     while True:
                         self._hear(decoder.decode(inbox.recv(zmq.NOBLOCK)), out)
             elif not self.live and not self.silent:
                 out.send(TextBatch(0, ()))
-            if self.paused or not self.live:
+            growing = self._growing()
+            if not growing:
                 continue
             step += 1
-            deltas = tuple([self._advance(live) for live in list(self.live.values())])
+            deltas = tuple(map(self._advance, growing))
             out.send(self._detokenizer.decode(TokenBatch(step, deltas)))
             time.sleep(self.step_s)
         context.destroy(linger=0)
 
     def stop(self):
         self._over.set()
-        self.join(5)
+        self.join(60)
+
+    def _growing(self):
+        return [] if self.paused else [live for live in self.live.values() if len(live.made) < self.hold_at]
 
     def _publish(self):
         gauges = dict.fromkeys(GAUGES, 0)
@@ -230,12 +236,12 @@ class Server:
     def __exit__(self, *_):
         self.run(self.frontend.stop())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(5)
+        self._thread.join(60)
         self.loop.close()
         self.engine.stop()
 
     def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
     def call(self, function, *arguments):
         async def wrapped():
@@ -245,7 +251,7 @@ class Server:
 
     # ---- the client's side -----------------------------------------------------------------------------------------
 
-    def request(self, method, path, body=None, headers=None, timeout=20):
+    def request(self, method, path, body=None, headers=None, timeout=60):
         """(status, headers, bytes); a body that is not bytes goes as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         with contextlib.closing(connection):
@@ -280,11 +286,11 @@ class Server:
 
     def open_stream(self, path, body):
         """A socket with the request sent and the response's first bytes read."""
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         send_request(sock, path, {**body, "stream": True})
         return sock, sock.recv(65536)
 
-    def wait_for(self, condition, seconds=5.0):
+    def wait_for(self, condition, seconds=60.0):
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "it did not come true"

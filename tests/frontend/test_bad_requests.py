@@ -200,7 +200,7 @@ def test_bodies_that_are_too_big(server):
 
 
 def test_a_chunked_body_that_is_too_big(server):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(
         "POST", CHAT, iter([b"x" * 65536] * 40), encode_chunked=True, headers={"Transfer-Encoding": "chunked"}
     )
@@ -241,7 +241,7 @@ def test_encoded_bodies(server, caplog, body, encoding, status):
     ids=range(7),
 )  # fmt: skip
 def test_what_is_no_http(server, caplog, raw):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
         sock.sendall(raw)
         assert sock.recv(4096).split()[1] == b"400"
     assert not caplog.records

@@ -36,7 +36,7 @@ def test_text(server):
     assert meta["id"] == "mine"
     assert meta["finish_reason"] == {"type": "length", "length": 7}
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (5, 7, 2)
-    assert 0 < meta["e2e_latency"] < 20
+    assert 0 < meta["e2e_latency"] < 60
 
 
 def test_put_and_defaults(server):

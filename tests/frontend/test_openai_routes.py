@@ -300,7 +300,7 @@ def test_a_stream_of_nothing_but_its_end(server):
 def test_a_stream_for_an_old_client(server):
     """HTTP/1.0 knows no chunks: the end of the connection is the end of the stream."""
     raw = b'{"prompt": "abc", "max_tokens": 5, "stream": true}'
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw))
         data = b"".join(iter(lambda: sock.recv(65536), b""))
     head, _, body = data.partition(b"\r\n\r\n")

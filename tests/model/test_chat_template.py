@@ -261,6 +261,6 @@ def test_an_entry_that_is_no_template_is_found_at_the_start(tmp_path, template):
 
 def test_a_long_chat_is_rendered_quickly(pairs):
     chat = [{"role": role, "content": "word " * 200} for _ in range(500) for role in ("user", "assistant")]
-    start = time.perf_counter()
+    start = time.process_time()
     pairs["thinking"][0].render(chat)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1

@@ -128,16 +128,12 @@ def test_bos_follows_the_post_processor_unless_the_config_says(tmp_path, add_bos
 def test_other_threads_run_while_a_long_text_is_encoded(default_tokenizer):
     text = " ".join(LLAMA_CPP["texts"]) * 60
     busy = threading.Thread(target=default_tokenizer.encode, args=(text, False))
-    gaps, last = [], time.perf_counter()
-    start = last
+    turns = 0
     busy.start()
     while busy.is_alive():
         time.sleep(0.001)
-        now = time.perf_counter()
-        gaps.append(now - last)
-        last = now
-    # Holding the GIL would make one gap of the whole time.
-    assert max(gaps) < 0.5 * (last - start), (max(gaps), last - start)
+        turns += 1
+    assert turns > 20  # if the GIL were held, one before and one after
 
 
 # ---- sentencepiece --------------------------------------------------------------------------------------------------
@@ -233,10 +229,8 @@ def test_a_folder_with_tokenizer_model_only_is_converted_once(sentencepiece_fold
         ids = reference.encode(text)
         assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
     said.clear()
-    start = time.perf_counter()
     assert locate(str(sentencepiece_folder), "auto", None, log=said.append) == files
-    assert time.perf_counter() - start < 1
-    assert not said
+    assert not said, "converted again"
 
 
 def test_without_transformers_the_error_names_the_extra(sentencepiece_folder, tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ def test_digests_do_not_depend_on_hash_seeds(tmp_path):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
         command = [sys.executable, __file__, str(folder)]
         children.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
-    outputs = [child.communicate(timeout=60)[0] for child in children]
+    outputs = [child.communicate(timeout=120)[0] for child in children]
     assert [child.returncode for child in children] == [0] * 4
     chains = [json.loads(output) for output in outputs]
     assert all(len(chain) > 50 and len(set(chain)) == len(chain) for chain in chains[0])

@@ -178,7 +178,13 @@ def context():
     context.destroy(linger=0)
 
 
-def test_leader_intake_reads_what_was_sent_in_order(endpoints, context):
+@pytest.fixture
+def patient(monkeypatch):
+    """A leader that waits for what was sent, however late it comes."""
+    monkeypatch.setattr("srt.scheduler.intake.HEARTBEAT_MS", 60_000)
+
+
+def test_leader_intake_reads_what_was_sent_in_order(endpoints, context, patient):
     intake = LeaderIntake(endpoints.leader, context)
     empty = intake.next(wait=False)
     assert (empty.number, empty.items) == (1, ())
@@ -221,7 +227,7 @@ class Pipe:
         return self.sent.pop(0)
 
 
-def test_followers_hear_what_the_leader_hears(endpoints, context):
+def test_followers_hear_what_the_leader_hears(endpoints, context, patient):
     pipe = Pipe()
     leader, follower = LeaderIntake(endpoints.leader, context, pipe), FollowerIntake(pipe)
     Sender(endpoints.leader, context).send(request(1, [5, 6], 3))

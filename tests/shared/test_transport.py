@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 
 import msgspec
@@ -24,7 +25,7 @@ def receive(socket, count):
     decoder = msgspec.msgpack.Decoder(InboxItem)
     received = []
     while len(received) < count:
-        assert socket.poll(5000), f"{count - len(received)} messages are missing"
+        assert socket.poll(60_000), f"{count - len(received)} messages are missing"
         received.append(decoder.decode(socket.recv()))
     return received
 
@@ -32,10 +33,8 @@ def receive(socket, count):
 def test_messages_sent_before_the_receiver_binds_arrive_in_order(context, endpoints):
     """More of them than ZMQ's default high-water mark of 1000 lets wait."""
     sender = Sender(endpoints.leader, context)
-    start = time.monotonic()
     for rid in range(20_000):
         sender.send(AbortRequest(rid))
-    assert time.monotonic() - start < 5
     socket = pull(endpoints.leader, context)
     assert [message.rid for message in receive(socket, 20_000)] == list(range(20_000))
 
@@ -66,7 +65,7 @@ def test_an_asyncio_loop_can_receive(context, endpoints):
             socket = pull(endpoints.frontend, aio)
             sender = Sender(endpoints.frontend, context)
             sender.send(FlushReply(1, True, ""))
-            raw = await asyncio.wait_for(socket.recv(), 5)
+            raw = await asyncio.wait_for(socket.recv(), 60)
             socket.close()
             return msgspec.msgpack.decode(raw, type=FlushReply)
 
@@ -77,9 +76,10 @@ def test_ending_does_not_wait_for_what_nobody_receives(endpoints):
     context = zmq.Context()
     socket = push(endpoints.leader, context)
     socket.send(b"never read")
-    start = time.monotonic()
-    context.destroy()
-    assert time.monotonic() - start < 2
+    end = threading.Thread(target=context.destroy, daemon=True)
+    end.start()
+    end.join(60)
+    assert not end.is_alive()
 
 
 def test_all_addresses_lie_in_the_one_folder(context, endpoints):
