@@ -219,7 +219,7 @@ def draws(logits_V: torch.Tensor, wanted: SamplingParams, count: int, by: str) -
 def test_samples_follow_the_softmax(by, temperature):
     logits = torch.randn(300, generator=torch.Generator().manual_seed(2)) * 2
     wanted = SamplingParams(max_new_tokens=1, temperature=temperature, seed=77)
-    tokens = draws(logits, wanted, 20_000, by)
+    tokens = draws(logits, wanted, 6_000, by)
     probabilities = (logits.double() / temperature).softmax(0).numpy()
     assert abs(chi_square(np.bincount(tokens, minlength=300), probabilities)) < 4
 
@@ -230,7 +230,7 @@ def test_samples_follow_the_softmax(by, temperature):
 def test_samples_follow_the_filtered_softmax(filters):
     logits = torch.randn(300, generator=torch.Generator().manual_seed(4)) * 2
     wanted = SamplingParams(max_new_tokens=1, temperature=0.9, seed=5, **filters)
-    tokens = draws(logits, wanted, 8_000, "seed")
+    tokens = draws(logits, wanted, 3_000, "seed")
     filtered = torch.from_numpy(reference_distribution(logits.numpy(), wanted, [], 0))
     probabilities = filtered.softmax(0).numpy()
     assert set(tokens.tolist()) <= set(np.flatnonzero(probabilities).tolist())
@@ -243,9 +243,9 @@ def test_top_p_that_needs_more_than_the_first_candidates():
     wanted = SamplingParams(max_new_tokens=1, top_p=0.9, seed=1)
     kept = np.isfinite(reference_distribution(logits.numpy(), wanted, [], 0))
     assert kept.sum() > 2000
-    tokens = draws(logits, wanted, 3_000, "seed")
+    tokens = draws(logits, wanted, 1_500, "seed")
     assert kept[tokens].all()
-    assert len(set(tokens.tolist())) > 1000
+    assert len(set(tokens.tolist())) > 800
 
 
 @pytest.mark.parametrize("filters", [{"top_p": 1 - 1e-14}, {"min_p": 5e-324}, {"top_p": 1 - 1e-14, "min_p": 5e-324}])
