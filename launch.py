@@ -18,20 +18,32 @@ import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Sequence
-from typing import TypeVar
 
 from srt.board import Board
-from srt.config import ConfigError, ServerConfig, parse_args
+from srt.config import ConfigError, ServerConfig, parse_args, split_address
 from srt.hardware import cuda_device_count, multiplies_bfloat16
 from srt.limits import Limits
 from srt.model_config import ModelConfig, ModelError
 from srt.model_files import ModelFiles, locate
-from srt.process import Child, ChildSpec, StartError, configure_logging, set_title
-from srt.transport import Endpoints
+from srt.nodes import Node0, Nodes
+from srt.process import (
+    LAST_WORDS_SECONDS,
+    Child,
+    ChildSpec,
+    StartError,
+    configure_logging,
+    first_death,
+    first_of,
+    set_title,
+    unless,
+)
+from srt.rank_node import run_ranks
+from srt.transport import Endpoints, Meeting
 from srt.watchdog import Watchdog, difference, first_failure, read_all, table
 
 SCHEDULER_DOOR = "srt.scheduler.process:main"
 DETOKENIZER_DOOR = "detokenizer.process:main"
+BOARD_RELAY_DOOR = "srt.board_relay:main"
 
 DRAIN_SECONDS = 30.0
 """How long requests that run may go on after SIGTERM or Ctrl-C."""
@@ -39,14 +51,10 @@ STOP_SECONDS = 3.0
 """How long a child may take to end before it is killed."""
 FAULT_STOP_SECONDS = 0.5
 """The same after a fault: a rank that waits for another one does not hear that it should end."""
-LAST_WORDS_SECONDS = 0.3
-"""How long the other processes may take to say what a death did to them, and to print where they are."""
 FAREWELL_SECONDS = 1.0
 """How long clients may take to read that a process has died."""
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR) -> int:
@@ -59,13 +67,15 @@ def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR
     configure_logging(config.log_level, "main")
     raise_descriptor_limit()
     try:
-        listener = listen(config.host, config.port)
+        listener = listen(config.host, config.port) if config.node_rank == 0 else None
         files = locate(config.model_path, config.load_format, config.tokenizer_path, log=log.info)
         config = resolve(config, files.model_config, cuda_device_count())
     except (ConfigError, ModelError) as error:
         return _refuse(error)
     import uvloop
 
+    if listener is None:
+        return uvloop.run(serve_ranks(config, files, scheduler_door))
     return uvloop.run(serve(config, files, listener, scheduler_door))
 
 
@@ -110,9 +120,12 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
             raise ConfigError("--device cuda needs FlashInfer: pip install 'lockstep-server[cuda]'")
         if config.dtype == "float32":
             raise ConfigError("--dtype float32 is for the CPU; on a GPU attention computes in bfloat16 or float16")
-    if device == "cuda" and config.tp_size > num_cuda_devices:
-        raise ConfigError(f"--tp-size {config.tp_size} needs as many GPUs; this host has {num_cuda_devices}")
-    _check_tp_size(config.tp_size, model)
+    _check_tp_size(config, model)
+    if device == "cuda" and config.ranks_per_node > num_cuda_devices:
+        many = (
+            "as many GPUs" if config.nnodes == 1 else f"{config.ranks_per_node} GPUs on each of {config.nnodes} nodes"
+        )
+        raise ConfigError(f"--tp-size {config.tp_size} needs {many}; this host has {num_cuda_devices}")
     limit = model.max_position_embeddings
     if config.context_length is not None and config.context_length > limit:
         raise ConfigError(f"--context-length {config.context_length} exceeds the model's {limit} positions")
@@ -133,19 +146,27 @@ def _natural_dtype(model: ModelConfig, on_cpu: bool) -> str:
     return "bfloat16" if model.dtype == "bfloat16" or (on_cpu and multiplies_bfloat16()) else "float16"
 
 
-def _check_tp_size(tp_size: int, model: ModelConfig) -> None:
-    if tp_size == 1:
+def _check_tp_size(config: ServerConfig, model: ModelConfig) -> None:
+    size, nodes = config.tp_size, config.nnodes
+    if size == nodes == 1:
         return
-    fitting = [size for size in range(1, model.num_heads + 1) if model.splits_into(size)]
-    if tp_size not in fitting:
+    sizes = [size for size in range(1, model.num_heads + 1) if model.splits_into(size)]
+    fitting = [size for size in sizes if size % nodes == 0]
+    would = f"sizes that do: {', '.join(map(str, fitting))}" if fitting else "no size does"
+    if size not in sizes:
         raise ConfigError(
-            f"--tp-size {tp_size} does not divide the model's {model.num_heads} heads, {model.num_kv_heads} KV heads "
-            f"and {model.intermediate_size} feed-forward features; sizes that do: {', '.join(map(str, fitting))}"
+            f"--tp-size {size} does not divide the model's {model.num_heads} heads, {model.num_kv_heads} KV heads "
+            f"and {model.intermediate_size} feed-forward features; {would}"
         )
+    if size not in fitting:
+        raise ConfigError(f"--tp-size {size} does not spread evenly over --nnodes {nodes}; {would}")
 
 
 async def serve(config: ServerConfig, files: ModelFiles, listener: socket.socket, scheduler_door: str) -> int:
-    """Runs the house until a signal (exit code 0) or until one of its processes dies or fails to start (1)."""
+    """Runs the house until a signal (exit code 0) or until one of its processes dies or fails to start (1).
+
+    Of several nodes this is node 0, and the house is the whole group.
+    """
     from srt.frontend import app
 
     frontend: app.Frontend | None = None
@@ -162,52 +183,142 @@ async def serve(config: ServerConfig, files: ModelFiles, listener: socket.socket
     endpoints = Endpoints(folder)
     board = Board.create(endpoints.board, config.tp_size)
     _log_configuration(config)
+    nodes = Nodes(config.nnodes, on_leave=on_signal)
     children: list[Child] = []
-    patience = STOP_SECONDS
+    patience, reason = STOP_SECONDS, ""
     try:
-        children.append(await Child.start(DETOKENIZER_DOOR, _child_spec("detokenizer", 0, config, endpoints, files)))
-        for rank in range(config.tp_size):
-            spec = _child_spec(f"scheduler {rank}", rank, config, endpoints, files)
-            children.append(await Child.start(scheduler_door, spec))
-        answers = await _unless(stop, asyncio.gather(*(child.ready() for child in children)))
+        meeting = await _await_nodes(config, nodes, endpoints, files, children) if config.nnodes > 1 else None
+        schedulers = await _start_ranks(config, endpoints, files, scheduler_door, children, meeting)
+        detokenizer = await Child.start(DETOKENIZER_DOOR, _child_spec("detokenizer", 0, config, endpoints, files))
+        children.append(detokenizer)
+        starting = asyncio.gather(*(child.ready() for child in (*schedulers, detokenizer)), nodes.all_ready())
+        answers = await unless(stop, first_of(starting, nodes.fault()))
         if answers is None:
             return 0
-        engine = answers[1]
+        if isinstance(answers, str):
+            raise StartError(answers)
+        engine = answers[0]
         limits = Limits(config.context_length, engine["pool_tokens"], config.page_size)
         log.info("memory: %s", engine["memory"]["summary"])
         frontend = await app.serve(config, files, limits, endpoints, board, engine, listener)
         host = f"[{config.host}]" if ":" in config.host else config.host
-        log.info("ready: http://%s:%d", host, listener.getsockname()[1])
-        schedulers = children[1:]
-        watchdog = Watchdog(board, [child.pid for child in schedulers], config.watchdog_timeout)
-        fault = await _unless(stop, _first_of(_first_death(children), watchdog.fault()))
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        log.info("ready: %s", url)
+        nodes.serving(url)
+        pids = dict(zip(config.node_ranks, (child.pid for child in schedulers), strict=True))
+        watchdog = Watchdog(board, pids, config.watchdog_timeout)
+
+        def any_fault() -> Awaitable[str]:
+            return first_of(first_death(children), watchdog.fault(), nodes.fault())
+
+        fault = await unless(stop, any_fault())
         if fault is None:
             log.info("stopping: no new requests, up to %.0f s for those that run", DRAIN_SECONDS)
             stop.clear()
             drained = frontend.drained(DRAIN_SECONDS)
-            ending = await _unless(stop, _first_of(drained, _first_death(children), watchdog.fault()))
+            ending = await unless(stop, first_of(drained, any_fault()))
             if not isinstance(ending, str):
                 if not ending:
                     frontend.fail("the server was stopped before this request was done")
                 return 0
             fault = ending
         patience = FAULT_STOP_SECONDS
-        reason = await _explain(fault, children, schedulers, board)
+        reason = await _explain(fault, children, schedulers, board, nodes)
         log.error("%s; stopping", reason)
         frontend.fail(reason)
+        await nodes.end(reason)
         await asyncio.sleep(FAREWELL_SECONDS)
         return 1
-    except (StartError, ModelError) as error:
+    except (StartError, ModelError, ConfigError) as error:
+        reason = str(error)
         return _refuse(error)
     finally:
         if frontend is not None:
             await frontend.stop()
-        await asyncio.gather(*(child.stop(patience) for child in children))
+        await asyncio.gather(*(child.stop(patience) for child in children), nodes.end(reason))
         board.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _explain(fault: str, children: list[Child], schedulers: list[Child], board: Board) -> str:
+async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: str) -> int:
+    """Runs this node's ranks of a group whose HTTP is on node 0, until the group ends; the exit code is node 0's.
+
+    A signal here ends the group as one to node 0 does, once the ranks have met.
+    """
+    stop = asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    folder = tempfile.mkdtemp(prefix="lockstep-")
+    endpoints = Endpoints(folder)
+    board = Board.create(endpoints.board, config.tp_size)
+    _log_configuration(config)
+    ranks = config.node_ranks
+    log.info(
+        "node %d of %d: ranks %d to %d of %d, no HTTP; that is on node 0, %s",
+        *(config.node_rank, config.nnodes, ranks[0], ranks[-1], config.tp_size, config.dist_init_addr),
+    )
+    children: list[Child] = []
+    node_0: Node0 | None = None
+    try:
+        await _start_ranks(config, endpoints, files, scheduler_door, children)
+        answers = await unless(stop, asyncio.gather(*(child.ready() for child in children)))
+        if answers is None:
+            return 0
+        shutil.rmtree(folder)  # all have opened the board; nobody could tidy up after a sudden end of this process
+        node_0 = await Node0.connect(Meeting(**answers[0]), config.node_rank)
+        running = asyncio.ensure_future(run_ranks(node_0, children, board, config.node_ranks))
+        try:
+            if await unless(stop, asyncio.shield(running)) is None:
+                node_0.leave()
+            reason = await running
+        finally:
+            running.cancel()
+        if not reason:
+            log.info("the group has been stopped")
+            return 0
+        log.error("%s; stopping", reason)
+        return 1
+    except (StartError, ModelError, OSError) as error:
+        return _refuse(error)
+    finally:
+        await asyncio.gather(*(child.stop(FAULT_STOP_SECONDS) for child in children))
+        if node_0 is not None:
+            await node_0.close()
+        board.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _await_nodes(
+    config: ServerConfig, nodes: Nodes, endpoints: Endpoints, files: ModelFiles, children: list[Child]
+) -> Meeting:
+    """Listens for the other nodes, here and in the board's relay."""
+    host, _ = split_address(config.dist_init_addr)
+    try:
+        meeting = await nodes.listen(host)
+    except OSError as error:
+        raise ConfigError(f"--dist-init-addr {host} is not an address of node 0: {error.strerror}") from None
+    spec = _child_spec("board relay", 0, config, endpoints, files, meeting)
+    relay = await Child.start(BOARD_RELAY_DOOR, spec)
+    children.append(relay)
+    return dataclasses.replace(meeting, board_port=(await relay.ready())["port"])
+
+
+async def _start_ranks(
+    config: ServerConfig,
+    endpoints: Endpoints,
+    files: ModelFiles,
+    scheduler_door: str,
+    children: list[Child],
+    meeting: Meeting | None = None,
+) -> list[Child]:
+    """Those of this node; they are among `children` as soon as they are there."""
+    for rank in config.node_ranks:
+        spec = _child_spec(f"scheduler {rank}", rank, config, endpoints, files, meeting)
+        children.append(await Child.start(scheduler_door, spec))
+    return children[-len(config.node_ranks) :]
+
+
+async def _explain(fault: str, children: list[Child], schedulers: list[Child], board: Board, nodes: Nodes) -> str:
     """Why the house must end; the ranks' last steps go to the log. `fault` is what was noticed first.
 
     One death or one wrong decision brings others after it, so the cause is not always what is noticed first.
@@ -220,10 +331,18 @@ async def _explain(fault: str, children: list[Child], schedulers: list[Child], b
     if len(records) > 1:
         log.error("%s", table(records))
     killed = [await child.obituary() for child in children if child.was_killed]
+    killed += nodes.deaths
     return difference(records) or next(iter(killed), None) or first_failure(records) or fault
 
 
-def _child_spec(title: str, rank: int, config: ServerConfig, endpoints: Endpoints, files: ModelFiles) -> ChildSpec:
+def _child_spec(
+    title: str,
+    rank: int,
+    config: ServerConfig,
+    endpoints: Endpoints,
+    files: ModelFiles,
+    meeting: Meeting | None = None,
+) -> ChildSpec:
     return ChildSpec(
         title=title,
         rank=rank,
@@ -234,33 +353,8 @@ def _child_spec(title: str, rank: int, config: ServerConfig, endpoints: Endpoint
         tokenizer_folder=str(files.tokenizer_folder),
         weights=files.weights,
         gguf_path=None if files.gguf_path is None else str(files.gguf_path),
+        meeting=meeting,
     )
-
-
-async def _first_death(children: list[Child]) -> str:
-    """How the first child that ends came to its end."""
-    return await _first_of(*(child.obituary() for child in children))
-
-
-async def _first_of(*coroutines: Awaitable[T]) -> T:
-    """The result of whichever ends first; the others are cancelled."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _unless(stop: asyncio.Event, coroutine: Awaitable[T]) -> T | None:
-    """The coroutine's result, or None if `stop` is set first."""
-
-    async def stopped() -> None:
-        await stop.wait()
-
-    return await _first_of(coroutine, stopped())
 
 
 def _log_configuration(config: ServerConfig) -> None:

@@ -27,6 +27,7 @@ from radix import Ledger
 from srt.board import Board, RankRecord
 from srt.messages import FlushReply, NewRequest, SamplingParams, TokenBatch, pack_ids
 from srt.parallel import Ranks
+from srt.rendezvous import meet_on_host
 from srt.scheduler.consensus import BoardConsensus
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.observer import BoardObserver
@@ -83,7 +84,7 @@ def run_rank(folder: str, rank: int, size: int, rows: int, steps: int) -> dict[s
     endpoints = Endpoints(folder)
     board = Board(endpoints.board, size)
     record = RankRecord(board, rank)
-    ranks = Ranks(endpoints.rendezvous, rank, size, "gloo")
+    ranks = Ranks(meet_on_host(endpoints.rendezvous, size), rank, size, "gloo")
     length = PROMPT + steps + WARM_UP + 8
     ledger = Ledger(num_pages=rows * length, page_size=1, num_rows=rows, context_length=length)
     planner = Planner(ledger, first_come_first_served, rows * PROMPT, rows)

@@ -12,6 +12,7 @@ import os
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -59,6 +60,7 @@ class Decision(NamedTuple):
 
 _CHECKSUM = struct.Struct("<Q")  # CRC-32 of all that follows
 _HEAD = struct.Struct("<QQdQQ")  # pid, phase, heartbeat, step, digest
+_HEARTBEAT, _HEARTBEAT_AT = struct.Struct("<d"), 16
 _GAUGES = struct.Struct(f"<{len(GAUGES)}Q")
 _DECISION = struct.Struct(f"<{len(Decision._fields)}Q")
 _FAILURE = 400  # bytes of UTF-8 that say why the rank failed
@@ -70,12 +72,14 @@ _RING_AT = _CHECKSUM.size + _BODY
 _RECORD = _RING_AT + RING * _ENTRY
 _READ_ATTEMPTS = 20
 
+RECORD_BYTES = _RECORD
+
 
 @dataclass(frozen=True)
 class Record:
     pid: int
     phase: Phase
-    heartbeat: float  # CLOCK_MONOTONIC in seconds, one clock for all processes of a host
+    heartbeat: float  # CLOCK_MONOTONIC of this host in seconds; of a rank elsewhere, when the news of it came
     step: int
     digest: int  # of everything decided up to `step`
     gauges: dict[str, int]
@@ -123,6 +127,15 @@ class Board:
         at = rank * _RECORD + _RING_AT + step % RING * _ENTRY
         return self._map[at : at + _ENTRY]
 
+    def put(self, rank: int, at: int, data: bytes) -> None:
+        """Writes to the record of a rank elsewhere what that one has written to its own, at the same place in it."""
+        if at == 0:
+            body = bytearray(data[_CHECKSUM.size :])
+            _HEARTBEAT.pack_into(body, _HEARTBEAT_AT, time.monotonic())  # clocks of hosts have nothing in common
+            data = _seal(body)
+        base = rank * _RECORD
+        self._map[base + at : base + at + len(data)] = data
+
     def close(self) -> None:
         self._map.close()
 
@@ -137,6 +150,12 @@ class RankRecord:
         self._pid = os.getpid()
         self._phase = Phase.STARTING
         self._step = self._digest = 0
+        self._mirror: Callable[[int, bytes], None] | None = None
+        self._write()
+
+    def mirror(self, write: Callable[[int, bytes], None]) -> None:
+        """From now on `write` is given all that is written, and where in the record: see `Board.put`."""
+        self._mirror = write
         self._write()
 
     def beat(self, phase: Phase) -> None:
@@ -145,8 +164,7 @@ class RankRecord:
 
     def step(self, decision: Decision) -> None:
         self._phase, self._step, self._digest = Phase.RUNNING, decision.step, decision.digest
-        at = self._base + _RING_AT + decision.step % RING * _ENTRY
-        self._map[at : at + _ENTRY] = _seal(_DECISION.pack(*decision))
+        self._put(_RING_AT + decision.step % RING * _ENTRY, _seal(_DECISION.pack(*decision)))
         self._write()
 
     def gauges(self, **values: int) -> None:
@@ -162,7 +180,12 @@ class RankRecord:
 
     def _write(self) -> None:
         _HEAD.pack_into(self._body, 0, self._pid, self._phase, time.monotonic(), self._step, self._digest)
-        self._map[self._base : self._base + _RING_AT] = _seal(self._body)
+        self._put(0, _seal(self._body))
+
+    def _put(self, at: int, data: bytes) -> None:
+        self._map[self._base + at : self._base + at + len(data)] = data
+        if self._mirror is not None:
+            self._mirror(at, data)
 
 
 def decision_in(entry: bytes) -> Decision | None:

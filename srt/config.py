@@ -55,6 +55,9 @@ class ServerConfig:
     disable_cuda_graph: bool = flag(False, "launch each kernel of a decode step by itself, to debug")
     disable_overlap_schedule: bool = flag(False, "plan a step only after the last one's tokens are known")
     tp_size: int = flag(1, "GPUs (or CPU processes) that share each layer's weights", aliases=("--tp",))
+    nnodes: int = flag(1, "hosts over which the ranks are spread evenly; the server is started on each")
+    node_rank: int = flag(0, "which of them this is, from 0; node 0 speaks HTTP")
+    dist_init_addr: str | None = flag(None, "HOST:PORT of node 0, the same on all nodes, where ranks meet")
     watchdog_timeout: float = flag(300.0, "seconds after which an engine whose step does not end counts as hung")
     random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
     api_key: str | None = flag(None, "clients must send it as a bearer token")
@@ -71,6 +74,8 @@ class ServerConfig:
             ("chunked_prefill_size", 1),
             ("page_size", 1),
             ("tp_size", 1),
+            ("nnodes", 1),
+            ("node_rank", 0),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -83,11 +88,40 @@ class ServerConfig:
             raise ConfigError(f"--watchdog-timeout must be above 0, not {self.watchdog_timeout}")
         if self.random_seed is not None and not 0 <= self.random_seed < 2**63:
             raise ConfigError(f"--random-seed must be at least 0 and below 2**63, not {self.random_seed}")
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(f"--node-rank must be below --nnodes {self.nnodes}, not {self.node_rank}")
+        if self.dist_init_addr is not None:
+            split_address(self.dist_init_addr)
+        elif self.nnodes > 1:
+            raise ConfigError(
+                f"--nnodes {self.nnodes} needs --dist-init-addr HOST:PORT: an address of node 0 that the other nodes "
+                "reach, and a free port there"
+            )
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.tp_size // self.nnodes
+
+    @property
+    def node_ranks(self) -> range:
+        """The ranks of this node."""
+        return range(self.node_rank * self.ranks_per_node, (self.node_rank + 1) * self.ranks_per_node)
 
     def digest(self) -> str:
-        """Equal on ranks that must decide alike. The API key stays out: logs may show the digest."""
-        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "api_key"}
+        """Equal on ranks that must decide alike; what only its own node reads stays out, the API key also from logs."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name not in _OF_ONE_NODE}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+_OF_ONE_NODE = ("api_key", "host", "port", "node_rank")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT or [IPv6]:PORT as its two parts."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+        raise ConfigError(f"--dist-init-addr must be HOST:PORT, with a port between 1 and 65535, not {address}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def flag_name(field_name: str) -> str:

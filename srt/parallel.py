@@ -7,7 +7,6 @@ is the group itself: how its processes meet, agree before they serve, and hear t
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,16 +64,14 @@ class ParallelContext:
 
 
 class Ranks:
-    """The processes that share one model, met through a file; on one host they talk over its loopback interface.
+    """The processes that share one model; `srt/rendezvous.py` makes the store through which they find each other.
 
     They are one group, without a time-out, since an inbox may be long in coming; collectives between shards have one of
     their own. A second group would be a second thread of gloo's in each rank, which wakes a hundred times a second.
     """
 
-    def __init__(self, rendezvous: str, rank: int, size: int, backend: str) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, backend: str) -> None:
         """Returns once all are there. `backend` is of collectives on GPUs, "gloo" where there are none."""
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo listens where the host's name leads
-        store = dist.FileStore(rendezvous, size)
         backends = f"cpu:gloo,cuda:{backend}"
         dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=FOR_EVER)
         self.rank = rank

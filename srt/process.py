@@ -1,7 +1,7 @@
 """Shared: how one process of the house starts another, and how each ends.
 
 A child is a fresh interpreter, `python -m srt.process <module:attr>`: the parent writes its `ChildSpec` to the
-child's standard input, the child answers once through a pipe, with what it has to say when it is ready or with the
+child's standard input, the child answers through a pipe, with what it has to say when it is ready or with the
 sentence that explains why it never will be. A child ends when its parent tells it to and, through the kernel, when its
 parent dies. multiprocessing would import the parent's main module again, pickle arguments and leave a tracker process
 behind.
@@ -21,16 +21,16 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from setproctitle import setproctitle
 
 from srt.config import ConfigError, ServerConfig
 from srt.model_config import ModelConfig, ModelError
-from srt.transport import Endpoints
+from srt.transport import Endpoints, Meeting
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,8 +44,14 @@ ORPHANED = signal.SIGRTMIN
 DUMP = signal.SIGUSR2
 """Makes a child print the stacks of its threads, even while it waits where no handler of Python's runs."""
 
+LAST_WORDS_SECONDS = 0.3
+"""How long processes may take to say what the death of another did to them, and to print where they are."""
+
+T = TypeVar("T")
+
 Ready = Callable[[dict[str, Any]], None]
-"""Called once by a door when it can serve, with what the parent should know (JSON types)."""
+"""Called by a door when it can serve, with what the parent should know (JSON types). A rank that is not on node 0 calls
+it once before, when it has met the others, with their `Meeting`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,12 @@ class ChildSpec:
     weights: str  # "safetensors", "gguf" or "dummy"
     gguf_path: str | None  # where GGUF weights are
     rank: int = 0
+    meeting: Meeting | None = None  # known at the start on node 0 of several
+
+    @property
+    def local_rank(self) -> int:
+        """The rank's place among those of its host, and so its GPU."""
+        return self.rank % self.config.ranks_per_node
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
@@ -81,6 +93,8 @@ class Child:
         self.title = title
         self._process = process
         self._ready_fd = ready_fd
+        self._answers: asyncio.StreamReader | None = None
+        self._pipe: asyncio.ReadTransport | None = None
 
     @classmethod
     async def start(cls, door: str, spec: ChildSpec) -> Child:
@@ -103,14 +117,12 @@ class Child:
 
     async def ready(self) -> dict[str, Any]:
         """What the child said when it was ready; StartError if it failed or died."""
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        pipe = os.fdopen(self._ready_fd, "rb")
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            line = await reader.readline()
-        finally:
-            transport.close()
+        if self._answers is None:
+            reader = self._answers = asyncio.StreamReader()
+            pipe = os.fdopen(self._ready_fd, "rb")
+            loop = asyncio.get_running_loop()
+            self._pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        line = await self._answers.readline()
         if not line:
             raise StartError(await self.obituary())
         answer = json.loads(line)
@@ -140,6 +152,8 @@ class Child:
 
     async def stop(self, patience: float) -> None:
         """STOP, and SIGKILL after `patience` seconds."""
+        if self._pipe is not None:
+            self._pipe.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(STOP)
         try:
@@ -148,6 +162,32 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+
+async def first_death(children: Sequence[Child]) -> str:
+    """How the first child that ends came to its end."""
+    return await first_of(*(child.obituary() for child in children))
+
+
+async def first_of(*coroutines: Awaitable[T]) -> T:
+    """The result of whichever ends first; the others are cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless(stop: asyncio.Event, coroutine: Awaitable[T]) -> T | None:
+    """The coroutine's result, or None if `stop` is set first."""
+
+    async def stopped() -> None:
+        await stop.wait()
+
+    return await first_of(coroutine, stopped())
 
 
 class Stopped(BaseException):
@@ -179,14 +219,11 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
     spec = ChildSpec.from_json(sys.stdin.buffer.read())
     set_title(spec.title)
     configure_logging(spec.config.log_level, spec.title)
-    told = orphaned = False
+    orphaned = False
 
     def tell(answer: dict[str, Any]) -> None:
-        nonlocal told
-        if not told:
-            told = True
-            with os.fdopen(ready_fd, "w") as pipe, contextlib.suppress(BrokenPipeError):
-                pipe.write(json.dumps(answer) + "\n")
+        with contextlib.suppress(BrokenPipeError):
+            os.write(ready_fd, json.dumps(answer).encode() + b"\n")
 
     try:
         module, _, attribute = door.partition(":")

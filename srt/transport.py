@@ -42,6 +42,16 @@ class Endpoints:
         return f"{self.folder}/rendezvous"
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where node 0 listens for what runs on other hosts, and the word that shows who belongs to the group."""
+
+    host: str
+    links_port: int  # for the main processes of the other nodes
+    board_port: int  # for their ranks
+    token: str
+
+
 def push(address: str, context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)

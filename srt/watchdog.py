@@ -7,7 +7,7 @@ is all that can be known of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from srt.board import Board, Decision, Phase, Record
 
@@ -16,36 +16,53 @@ APART_SECONDS = 3.0
 """How long ranks may stand still at different places. All at the same place are slow, not hung."""
 
 
-class Watchdog:
-    """`pids` of the ranks, by rank; `timeout` in seconds, for ranks that stand still at the same place."""
+class StoppedRanks:
+    """Finds the ranks of this host that a signal has stopped. `pids` of these ranks, by rank."""
 
-    def __init__(self, board: Board, pids: Sequence[int], timeout: float) -> None:
+    def __init__(self, board: Board, pids: Mapping[int, int]) -> None:
         self._board = board
         self._pids = pids
+        self._stopped: list[int] = []
+
+    async def fault(self) -> str:
+        """Returns once a rank is stopped, with the sentence that names it."""
+        return await _first_of_ticks(self.tick)
+
+    def tick(self) -> str | None:
+        """To be called every TICK_SECONDS."""
+        # Twice in a row: a shell that continues a whole job does not wake all its processes at once.
+        before, self._stopped = self._stopped, [rank for rank, pid in self._pids.items() if is_stopped(pid)]
+        for rank in self._stopped:
+            if rank in before:
+                return f"scheduler {rank} (pid {self._pids[rank]}) is stopped, in step {self._board.read(rank).step}"
+        return None
+
+
+class Watchdog:
+    """`timeout` in seconds, for ranks that stand still at the same place; `pids` of the ranks of this host."""
+
+    def __init__(self, board: Board, pids: Mapping[int, int], timeout: float) -> None:
+        self._board = board
+        self._stopped = StoppedRanks(board, pids)
         self._timeout = timeout
         self._places: list[tuple[int, Phase]] = []
-        self._stopped: list[int] = []
+        self._pids: list[int] = []
         self._still = 0.0  # seconds, counted in ticks: time in which this process was stopped too does not count
 
     async def fault(self) -> str:
         """Returns once a rank is stopped or hangs, with the sentence that names it."""
-        while True:
-            fault = self.tick()
-            if fault is not None:
-                return fault
-            await asyncio.sleep(TICK_SECONDS)
+        return await _first_of_ticks(self.tick)
 
     def tick(self) -> str | None:
         """To be called every TICK_SECONDS."""
         records = read_all(self._board)
+        self._pids = [record.pid for record in records]
         places = [(record.step, record.phase) for record in records]
         self._still = self._still + TICK_SECONDS if places == self._places else 0.0
         self._places = places
-        # Twice in a row: a shell that continues a whole job does not wake all its processes at once.
-        before, self._stopped = self._stopped, [rank for rank, pid in enumerate(self._pids) if is_stopped(pid)]
-        for rank in self._stopped:
-            if rank in before:
-                return f"{self._name(rank)} is stopped, in step {records[rank].step}"
+        stopped = self._stopped.tick()
+        if stopped is not None:
+            return stopped
         if self._still > APART_SECONDS and len(dict.fromkeys(places)) > 1:
             last, first = (pick(range(len(places)), key=self._progress) for pick in (min, max))
             return f"{self._name(last)} hangs {self._place(last)}, while {self._name(first)} is {self._place(first)}"
@@ -63,6 +80,14 @@ class Watchdog:
 
     def _name(self, rank: int) -> str:
         return f"scheduler {rank} (pid {self._pids[rank]})"
+
+
+async def _first_of_ticks(tick: Callable[[], str | None]) -> str:
+    while True:
+        fault = tick()
+        if fault is not None:
+            return fault
+        await asyncio.sleep(TICK_SECONDS)
 
 
 def read_all(board: Board) -> list[Record]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from srt.board import Board, Phase, RankRecord
+from srt.board_relay import Mirror
 from srt.process import ChildSpec, Ready, end_at_once_when_stopped
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedIntake, LoggedRecord
@@ -24,7 +25,7 @@ from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.interfaces import Executor, Intake, Outlet
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet, ZmqOutlet
 from srt.token_bytes import TokenBytes
-from srt.transport import Sender
+from srt.transport import Meeting, Sender
 
 if TYPE_CHECKING:
     from srt.parallel import Ranks
@@ -55,6 +56,8 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
         end_at_once_when_stopped()
     ranks = _meet(spec) if board.num_ranks > 1 else None
     try:
+        if spec.config.nnodes > 1:
+            _join_nodes(spec, ready, record, ranks)
         _run(spec, ready, make_device, board, record, ranks)
     except Exception as error:
         record.fail(f"{type(error).__name__}: {error}")
@@ -72,17 +75,31 @@ def _meet(spec: ChildSpec) -> Ranks:
     import torch
 
     from srt.parallel import Ranks, check_alike, fingerprint
+    from srt.rendezvous import meet_at_node_0, meet_on_host
 
     config = spec.config
-    threads = max(1, torch.get_num_threads() // config.tp_size)  # the ranks share the host's cores
+    threads = max(1, torch.get_num_threads() // config.ranks_per_node)  # the ranks of a host share its cores
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for compiled code that brings an OpenMP of its own
     if config.device == "cuda":
-        torch.cuda.set_device(spec.rank)
+        torch.cuda.set_device(spec.local_rank)
     backend = "nccl" if config.device == "cuda" else "gloo"
-    ranks = Ranks(spec.endpoints.rendezvous, spec.rank, config.tp_size, backend)
+    if config.nnodes > 1:
+        store = meet_at_node_0(config, spec.rank)
+    else:
+        store = meet_on_host(spec.endpoints.rendezvous, config.tp_size)
+    ranks = Ranks(store, spec.rank, config.tp_size, backend)
     check_alike(ranks.gather(fingerprint(config.digest())))
     return ranks
+
+
+def _join_nodes(spec: ChildSpec, ready: Ready, record: RankRecord, ranks: Ranks) -> None:
+    """Ranks hear where node 0 listens; those of other nodes write to its board from here on, and tell their parent."""
+    meetings = ranks.gather({} if spec.meeting is None else dataclasses.asdict(spec.meeting))
+    if spec.rank not in range(spec.config.ranks_per_node):
+        meeting = Meeting(**meetings[0])
+        record.mirror(Mirror(meeting, spec.rank).write)
+        ready(dataclasses.asdict(meeting))
 
 
 def _run(
@@ -144,14 +161,14 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
 
     parallel = ParallelContext() if ranks is None else ranks.context
     config, model_config = spec.config, spec.model
-    device, dtype = resolve_device(config, spec.rank), resolve_dtype(config)
+    device, dtype = resolve_device(config, spec.local_rank), resolve_dtype(config)
     gguf_path = Path(spec.gguf_path) if spec.gguf_path else None
     files = ModelFiles(
         spec.title, Path(spec.folder), Path(spec.tokenizer_folder), spec.weights, gguf_path, model_config
     )
     free_before, held_before = free_memory(device), held_memory(device)
     if device.type == "cpu":
-        free_before //= parallel.size  # the ranks share the host's memory
+        free_before //= config.ranks_per_node  # the ranks of a host share its memory
     if ranks is not None:
         check_balance([rank["free"] for rank in ranks.gather({"free": free_before})])
     weights = iterate_weights(files, dtype, seed=config.random_seed or 0, progress=spec.rank == 0, device=device)

@@ -17,7 +17,7 @@ ROOMS = {
         """,
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
-        srt.watchdog srt.frontend
+        srt.watchdog srt.nodes srt.rank_node srt.board_relay srt.frontend
         """,
     "srt": "",
     "srt.messages": "",
@@ -27,6 +27,10 @@ ROOMS = {
     "srt.model_config": "",
     "srt.board": "",
     "srt.watchdog": "srt.board",
+    "srt.board_relay": "srt.board srt.config srt.process srt.transport",
+    "srt.nodes": "srt.transport",
+    "srt.rank_node": "srt.board srt.nodes srt.process srt.watchdog",
+    "srt.rendezvous": "srt.config",
     "srt.hardware": "",
     "srt.transport": "",
     "srt.schema_rules": "",
@@ -61,8 +65,8 @@ ROOMS = {
         srt.scheduler srt.scheduler.schedule_batch srt.scheduler.intake srt.scheduler.outlet
         srt.scheduler.inbox_log radix
         srt.executor srt.models srt.constrained
-        srt.cluster srt.parallel srt.registry srt.messages srt.config srt.limits srt.model_config srt.model_files
-        srt.token_bytes srt.board srt.transport srt.process srt.observe
+        srt.cluster srt.parallel srt.rendezvous srt.registry srt.messages srt.config srt.limits srt.model_config
+        srt.model_files srt.token_bytes srt.board srt.board_relay srt.transport srt.process srt.observe
         """,
     "srt.parallel": "srt.config",
     "srt.kernels": "",
@@ -80,7 +84,7 @@ ROOMS = {room: allowed.split() for room, allowed in ROOMS.items()}
 HEAVY = ("torch", "triton", "flashinfer", "transformers", "xgrammar")
 HEAVY_ROOMS = (
     *("srt.scheduler.process", "srt.executor", "srt.models", "srt.layers", "srt.kernels", "srt.parallel"),
-    *("srt.constrained", "srt.sentencepiece_conversion"),
+    *("srt.rendezvous", "srt.constrained", "srt.sentencepiece_conversion"),
 )
 """The only rooms that may load what is heavy; the others' processes start in a blink and are tested without it."""
 

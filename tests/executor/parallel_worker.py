@@ -19,6 +19,7 @@ from srt.messages import SamplingParams
 from srt.model_config import ModelConfig, RopeScaling
 from srt.models.loader import load_model
 from srt.parallel import PAGE, ParallelContext, Ranks
+from srt.rendezvous import meet_on_host
 
 LENGTHS = (0, 1, PAGE - 9, PAGE - 8, PAGE - 7, 3, 10 * PAGE)
 """Of what is sent: less than a page, just a page, and more."""
@@ -30,7 +31,7 @@ def message(length: int) -> bytes:
 
 def main(folder: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks(f"{folder}/rendezvous", rank, size, "gloo")
+    ranks = Ranks(meet_on_host(f"{folder}/rendezvous", size), rank, size, "gloo")
     heard = {"gathered": ranks.gather({"rank": rank}), "lengths": []}
     for length in LENGTHS:
         data = message(length)

@@ -22,10 +22,11 @@ from shared.fakes import FakeExecutor, FakeModel
 
 import launch
 from radix import eviction
+from srt.board_relay import Mirror
 from srt.messages import SamplingParams
 from srt.parallel import Ranks
 from srt.process import ChildSpec, Ready
-from srt.scheduler import intake, outlet
+from srt.scheduler import intake, outlet, process
 from srt.scheduler.planner import Planner
 from srt.scheduler.process import Device, _load_model, run
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult
@@ -40,6 +41,7 @@ SMALL += ("--max-running-requests", "6")
 
 VOCAB = 200
 FAULT_STEP = 60
+WRONG = "0" * 32
 STEP_SECONDS = 0.002
 MODEL = FakeModel(VOCAB)
 
@@ -166,7 +168,7 @@ class SkewedTime:
 def make_device(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -> Device:
     config = spec.config
     name, _, rank = os.environ.get("FAULT", "nothing:0").partition(":")
-    is_faulty = int(rank) == spec.rank
+    is_faulty = rank == str(spec.rank)
     chaos = "CHAOS" in os.environ
     if chaos:
         intake.time = outlet.time = SkewedTime(3600.0 * (spec.rank - 1) * 5)
@@ -199,8 +201,12 @@ def _slow_down(executor: FakeExecutor, at_random: bool) -> None:
 
 
 def main(spec: ChildSpec, ready: Ready) -> None:
-    """The door of a scheduler process."""
-    run(spec, ready, make_device)
+    """The door of a scheduler process. The token of the group may be a wrong one, to the rank or to its parent."""
+    fault = os.environ.get("FAULT")
+    if fault == "rank_token":
+        process.Mirror = lambda meeting, rank: Mirror(dataclasses.replace(meeting, token=WRONG), rank)
+    wrong = {"token": WRONG} if fault == "link_token" else {}
+    run(spec, lambda info: ready({**info, **wrong}), make_device)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srt.config import ConfigError, ServerConfig, flag_name, parse_args
+from srt.config import ConfigError, ServerConfig, flag_name, parse_args, split_address
 from srt.model_config import ModelConfig
 from srt.process import ChildSpec
 from srt.transport import Endpoints
@@ -57,6 +57,9 @@ def test_each_flag_reaches_its_field():
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
         "tp_size": 2,
+        "nnodes": 2,
+        "node_rank": 1,
+        "dist_init_addr": "10.0.0.1:5000",
         "watchdog_timeout": 60.0,
         "random_seed": 7,
         "api_key": "secret",
@@ -87,6 +90,13 @@ def test_tp_is_short_for_tp_size():
         (["--chunked-prefill-size", "0"], "--chunked-prefill-size"),
         (["--page-size", "0"], "--page-size"),
         (["--tp-size", "0"], "--tp-size"),
+        (["--nnodes", "0"], "--nnodes"),
+        (["--nnodes", "2"], "--dist-init-addr HOST:PORT"),
+        (["--node-rank", "-1"], "--node-rank"),
+        (["--node-rank", "1"], "below --nnodes 1"),
+        (["--dist-init-addr", "10.0.0.1"], "--dist-init-addr"),
+        (["--dist-init-addr", "10.0.0.1:0"], "--dist-init-addr"),
+        (["--dist-init-addr", ":5000"], "--dist-init-addr"),
         (["--mem-fraction-static", "0"], "--mem-fraction-static"),
         (["--mem-fraction-static", "1.0"], "--mem-fraction-static"),
         (["--mem-fraction-static", "nan"], "--mem-fraction-static"),
@@ -141,8 +151,21 @@ def test_a_child_is_told_it_unchanged(config):
 def test_the_digest_tells_what_ranks_must_share_and_hides_the_key():
     plain = ServerConfig()
     assert plain.digest() == ServerConfig(api_key="secret").digest()
+    assert plain.digest() == ServerConfig(host="10.0.0.2", port=1).digest()
+    nodes = [ServerConfig(tp_size=4, nnodes=2, node_rank=rank, dist_init_addr="a:1") for rank in range(2)]
+    assert nodes[0].digest() == nodes[1].digest()
     for change in ({"page_size": 2}, {"random_seed": 1}, {"disable_overlap_schedule": True}, {"model_path": "x"}):
         assert plain.digest() != ServerConfig(**change).digest()
+
+
+def test_ranks_are_spread_evenly_over_nodes():
+    nodes = [ServerConfig(tp_size=6, nnodes=3, node_rank=rank, dist_init_addr="a:1") for rank in range(3)]
+    assert [rank for node in nodes for rank in node.node_ranks] == list(range(6))
+
+
+def test_an_address_may_be_of_version_6():
+    assert split_address("[fd00::1]:5000") == ("fd00::1", 5000)
+    assert split_address("10.0.0.1:5000") == ("10.0.0.1", 5000)
 
 
 def test_a_configuration_does_not_change():

@@ -42,7 +42,7 @@ def records(board):
 
 
 def watch(board, timeout=60.0):
-    return Watchdog(board, [os.getpid()] * 3, timeout)
+    return Watchdog(board, dict.fromkeys(range(3), os.getpid()), timeout)
 
 
 def test_equal_ranks_do_not_differ(board, records):
@@ -123,7 +123,7 @@ def test_ranks_in_the_same_place_are_slow_up_to_the_timeout(board, records):
 def test_a_stopped_process_is_named_at_the_second_look(board):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        watchdog = Watchdog(board, [os.getpid(), process.pid, os.getpid()], 60.0)
+        watchdog = Watchdog(board, {0: os.getpid(), 1: process.pid}, 60.0)
         assert not is_stopped(process.pid)
         assert watchdog.tick() is None
         process.send_signal(signal.SIGSTOP)

@@ -1,0 +1,204 @@
+"""A group on two nodes, each a launch of its own: it answers as one rank does, and whatever befalls a node is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from faulty_ranks import ENVIRONMENT, SMALL
+from rank_client import Client
+from server_harness import Server, free_port, running, wait_until
+from test_ranks import TIGHT, answers
+
+ANSWER_SECONDS = 5.0  # from the last good token to the error
+END_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def two_nodes(
+    model: str, *flags: str, size: int = 2, fault: str = "nothing:0", host: str = "127.0.0.2", device: str = "fake"
+) -> Iterator[tuple[Server, Server]]:
+    """Both nodes, ready. They must end well unless the test has ended them, and leave nothing in any case."""
+    address = f"{host}:{free_port()}"
+    flags += ("--model-path", model, "--tp-size", str(size), "--nnodes", "2", "--dist-init-addr", address)
+    env = {**ENVIRONMENT, "FAULT": fault, "DEVICE": device}
+    nodes = [Server(*flags, "--node-rank", str(rank), module="faulty_ranks", env=env) for rank in (1, 0)]
+    other, zero = nodes
+    try:
+        zero.wait_ready()
+        yield zero, other
+        if zero.process.returncode is None:
+            zero.stop()
+        assert other.wait(END_SECONDS) == zero.process.returncode
+        for node in nodes:
+            node.assert_nothing_left(END_SECONDS)
+    finally:
+        for node in nodes:
+            node.dispose()
+
+
+def start_clients(server: Server, **options: bool) -> list[Client]:
+    """All of them hear tokens by now."""
+    begin = time.monotonic()
+    clients = [Client(server, seed, **options) for seed in range(6)]
+    wait_until(lambda: all(client.last_token > begin for client in clients), 60, lambda: server.log)
+    return clients
+
+
+def assert_told(clients: list[Client], server: Server, *words: str) -> None:
+    """Within seconds, in one sentence that all clients and the log have; no wrong token has come before it."""
+    for client in clients:
+        client.join(60)
+        assert not client.is_alive(), "a client hangs"
+        assert client.wrong is None
+    told = [client for client in clients if all(word in client.error for word in words)]
+    assert told, [client.error for client in clients]
+    for client in told:
+        assert client.error_time - client.last_token < ANSWER_SECONDS
+    assert server.wait(END_SECONDS) == 1
+    assert all(word in server.log for word in words)
+
+
+def test_the_sudden_end_of_a_node_is_told(small_model: str) -> None:
+    with two_nodes(small_model, *SMALL) as (zero, other):
+        assert "node 1 of 2: ranks 1 to 1 of 2, no HTTP" in other.log
+        assert f"HTTP is on node 0: http://127.0.0.1:{zero.port}" in other.log
+        clients = start_clients(zero)
+        wait_until(lambda: sum(client.answers for client in clients) > 6, 60, lambda: zero.log)
+        ranks = zero.info()["ranks"]
+        assert all(rank["heartbeat_age"] < 10 for rank in ranks)
+        other.signal(signal.SIGKILL)
+        assert_told(clients, zero, "node 1 (127.0.0.", "has closed its connection")
+        other.process.wait()
+        other.assert_nothing_left(END_SECONDS)
+        zero.assert_nothing_left(END_SECONDS)
+        other.process.returncode = 1  # which the harness expects of a node that was not killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_two_nodes_answer_as_one_rank(small_model: str, size: int) -> None:
+    flags = ("--load-format", "dummy", "--random-seed", "1", "--dtype", "float32", *TIGHT)
+    with running("--model-path", small_model, *flags) as one:
+        expected = answers(one)
+    with two_nodes(small_model, *flags, size=size, device="model") as (zero, _):
+        assert answers(zero) == expected
+        assert zero.info()["internal_states"][0]["retractions_total"] > 0
+
+
+FAULTS = {
+    "token:1": ["scheduler 1", "disagree in step", "tokens"],
+    "order:1": ["scheduler 1", "disagree in step", "rows"],
+    "inbox:1": ["scheduler 1", "hangs behind step"],
+    "stop:0": ["scheduler 0", "is stopped"],
+    "stop:1": ["scheduler 1", "is stopped, in step", "on node 1"],
+    "kill:0": ["scheduler 0", "was killed by SIGKILL"],
+    "kill:1": ["scheduler 1", "was killed by SIGKILL, on node 1"],
+    "hang:1": ["scheduler 1", "hangs in step"],
+    "exception:0": ["scheduler 0 failed in step", "ZeroDivisionError: planted"],
+    "exception:1": ["scheduler 1 failed in step", "ZeroDivisionError: planted"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_on_either_node_is_told(fault: str, small_model: str) -> None:
+    with two_nodes(small_model, *SMALL, fault=fault) as (zero, other):
+        clients = [Client(zero, seed) for seed in range(6)]
+        assert_told(clients, zero, *FAULTS[fault])
+        assert other.wait(END_SECONDS) == 1
+        assert all(word in other.log for word in FAULTS[fault][:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["token:1", "stop:1", "kill:1", "rows:1"])
+def test_a_fault_between_the_collectives_of_a_real_model(fault: str, small_model: str) -> None:
+    words = {**FAULTS, "rows:1": ["scheduler 1 and scheduler 0 disagree in step", "rows"]}[fault]
+    with two_nodes(small_model, *SMALL, fault=fault, device="model") as (zero, _):
+        assert_told([Client(zero, seed, checks=False) for seed in range(6)], zero, *words)
+
+
+@pytest.mark.slow
+def test_a_node_that_says_nothing_is_told(small_model: str) -> None:
+    with two_nodes(small_model, *SMALL) as (zero, other):
+        clients = start_clients(zero)
+        os.kill(other.process.pid, signal.SIGSTOP)
+        assert_told(clients, zero, "node 1 (127.0.0.", "has not been heard of for 2.5 s")
+        os.kill(other.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_a_node_ends_with_node_0(small_model: str) -> None:
+    with two_nodes(small_model, *SMALL) as (zero, other):
+        zero.signal(signal.SIGKILL)
+        zero.process.wait()
+        assert other.wait(END_SECONDS) == 1
+        assert "node 0 (127.0.0.2) has closed its connection; stopping" in other.log
+        zero.assert_nothing_left(END_SECONDS)
+        zero.process.returncode = 1
+
+
+@pytest.mark.slow
+def test_a_signal_to_any_node_stops_the_group(small_model: str) -> None:
+    with two_nodes(small_model, *SMALL) as (zero, other):
+        prompt = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+        with zero.stream("/generate", **prompt) as stream:
+            events = iter(stream)
+            next(events)
+            other.signal(signal.SIGTERM)
+            assert len(list(events)[-1]["output_ids"]) == 200
+        assert other.wait(END_SECONDS) == 0
+        assert zero.wait(END_SECONDS) == 0
+        assert "node 1 (127.0.0.2) was told to stop" in zero.log
+
+
+@pytest.mark.slow
+def test_the_end_of_the_boards_relay_is_told(small_model: str) -> None:
+    with two_nodes(small_model, *SMALL) as (zero, _):
+        clients = start_clients(zero)
+        os.kill(zero.pid_of("board relay"), signal.SIGKILL)
+        assert_told(clients, zero, "board relay", "was killed by SIGKILL")
+
+
+def refusals(model: str, *flags: tuple[str, ...], envs: tuple[dict[str, str], ...] = ({}, {})) -> list[str]:
+    """What node 0 and node 1 say before both end with exit code 1, for flags of each."""
+    address = f"127.0.0.1:{free_port()}"
+    nodes = []
+    for rank, (own, env) in enumerate(zip(flags, envs, strict=True)):
+        common = ("--model-path", model, *SMALL, "--dist-init-addr", address, "--node-rank", str(rank))
+        nodes.append(Server(*common, *own, module="faulty_ranks", env={**ENVIRONMENT, **env}))
+    try:
+        for node in nodes:
+            assert node.wait(60) == 1, node.log
+            node.assert_nothing_left()
+        return [node.log for node in nodes]
+    finally:
+        for node in nodes:
+            node.dispose()
+
+
+TWO = ("--tp-size", "2", "--nnodes", "2")
+
+
+@pytest.mark.slow
+def test_flags_that_differ_are_named_on_both(small_model: str) -> None:
+    for log in refusals(small_model, TWO, (*TWO, "--page-size", "2")):
+        assert "configuration of rank 1 is" in log
+
+
+@pytest.mark.slow
+def test_a_wrong_token_of_a_node_is_named_on_both(small_model: str) -> None:
+    zero, other = refusals(small_model, TWO, TWO, envs=({}, {"FAULT": "link_token"}))
+    assert "127.0.0.1 brought a wrong token; it was not let in" in zero
+    assert "node 0 does not know the token that this node brought" in other
+
+
+@pytest.mark.slow
+def test_a_wrong_token_of_a_rank_is_named_on_both(small_model: str) -> None:
+    zero, other = refusals(small_model, TWO, TWO, envs=({}, {"FAULT": "rank_token"}))
+    assert "127.0.0.1 brought a wrong token" in zero
+    assert "lockstep: node 0, 127.0.0.1, does not know the token that rank 1 brought" in other
