@@ -57,7 +57,8 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     for path in {*files.folder.glob("*.json"), files.tokenizer_folder / "tokenizer.json"}:
         shutil.copyfile(path, args.output / path.name)
-    weights = {name: tensor.contiguous() for name, tensor in iterate_weights(files, torch.bfloat16, progress=True)}
+    stream = iterate_weights(files, torch.bfloat16, progress=True)
+    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in stream}
     save_file(weights, args.output / "model.safetensors", metadata={"format": "pt"})
     write_gguf(files.gguf_path, args.output / "model-bf16.gguf")
 

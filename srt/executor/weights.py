@@ -1,7 +1,8 @@
 """L4, each rank: a model's weights as a stream of (name, tensor), whatever file they come from.
 
-Names are Hugging Face's; every rank reads the whole stream and keeps its share. Tensors come one at a time, from
-safetensors without a copy where the type already fits.
+Names are Hugging Face's; every rank goes through the whole stream and keeps its share. Tensors come one at a time.
+Those of safetensors are mapped, so that what a rank does not copy to its layers is not read; those of GGUF are
+dequantized whole on every rank.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def iterate_weights(
     """Every tensor of `weight_names.weight_shapes`, each once, in the file's order.
 
     `seed` is of dummy weights: the same seed gives a tensor the same values wherever it comes in the order. They are
-    drawn on `device`, where the model will live; what is read from files comes on the CPU.
+    drawn as `dtype` on `device`, as the model will have them. What is read from files comes on the CPU, from
+    safetensors in the file's type, from GGUF as float32.
     """
     shapes = weight_names.weight_shapes(files.model_config)
     if files.weights == "dummy":
@@ -61,7 +63,7 @@ def iterate_weights(
     ) as bar:
         for name, tensor in stream:
             assert tuple(tensor.shape) == shapes[name]
-            yield name, tensor.to(dtype)
+            yield name, tensor
             bar.update(tensor.numel() * dtype.itemsize)
 
 

@@ -86,8 +86,6 @@ def test_gguf_gives_the_weights_that_were_written(tmp_path, family, kind):
     assert found.keys() == expected.keys()
     for key, weight in found.items():
         assert np.array_equal(weight.numpy(), expected[key]), key
-    halves = dict(iterate_weights(files, torch.bfloat16))
-    assert torch.equal(halves["model.norm.weight"], found["model.norm.weight"].bfloat16())
 
 
 def test_unpermute_undoes_the_converters_permutation():
