@@ -80,6 +80,30 @@ def test_last_words_are_kept(path):
     assert record.recent == ()
 
 
+def test_what_a_rank_elsewhere_writes_is_dated_when_it_comes(path, monkeypatch):
+    """Its own clock may say anything."""
+    there, here = Board.create(path + "there", 2), Board.create(path, 2)
+    writes = []
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: -1e9)
+        record = RankRecord(there, 1)
+        record.step(decision(1))  # before anybody listened
+        record.mirror(lambda at, data: writes.append((at, data)))
+        record.step(decision(2))
+        record.gauges(**dict.fromkeys(GAUGES, 7))
+        record.fail("gone")
+    before = time.monotonic()
+    for at, data in writes:
+        here.put(1, at, data)
+    found, own = here.read(1), there.read(1)
+    assert own.heartbeat == -1e9
+    assert before <= found.heartbeat <= time.monotonic()
+    assert (found.pid, found.phase, found.step, found.digest) == (own.pid, own.phase, own.step, own.digest)
+    assert (found.gauges, found.failure, found.recent) == (own.gauges, own.failure, own.recent[1:])
+    assert here.entry(1, 2) == there.entry(1, 2)
+    assert here.read(0).pid == 0
+
+
 def test_a_board_is_made_once(path):
     Board.create(path, 1).close()
     with pytest.raises(FileExistsError):
