@@ -278,7 +278,7 @@ async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: s
             return 0
         log.error("%s; stopping", reason)
         return 1
-    except (StartError, ModelError, OSError) as error:
+    except (StartError, ModelError, ConfigError) as error:
         return _refuse(error)
     finally:
         await asyncio.gather(*(child.stop(FAULT_STOP_SECONDS) for child in children))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import json
 import types
 import typing
 from collections.abc import Sequence
@@ -107,13 +106,22 @@ class ServerConfig:
         """The ranks of this node."""
         return range(self.node_rank * self.ranks_per_node, (self.node_rank + 1) * self.ranks_per_node)
 
-    def digest(self) -> str:
-        """Equal on ranks that must decide alike; what only its own node reads stays out, the API key also from logs."""
-        fields = {name: value for name, value in dataclasses.asdict(self).items() if name not in _OF_ONE_NODE}
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    def shared(self) -> dict[str, str]:
+        """By flag, what must be equal on ranks that are to decide alike; long values end in a hash."""
+        shown = {}
+        for name, value in dataclasses.asdict(self).items():
+            if name not in _OF_ONE_NODE:
+                text = str(value)
+                if len(text) > _SHOWN:
+                    text = f"{text[:_SHOWN]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
+                shown[flag_name(name)] = text
+        return shown
 
 
 _OF_ONE_NODE = ("api_key", "host", "port", "node_rank")
+"""What only its own node reads, and the key, which nobody else may see."""
+_SHOWN = 80
+_ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -121,7 +129,10 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         raise ConfigError(f"--dist-init-addr must be HOST:PORT, with a port between 1 and 65535, not {address}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    if host in _ANY_ADDRESS:
+        raise ConfigError(f"--dist-init-addr must be an address of node 0 that the other nodes reach, not {address}")
+    return host, int(port)
 
 
 def flag_name(field_name: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from srt.config import ConfigError
 from srt.transport import Meeting
 
 ALIVE_SECONDS = 0.5
@@ -233,9 +234,13 @@ class Node0:
 
     @classmethod
     async def connect(cls, meeting: Meeting, node: int) -> Node0:
-        """OSError if nobody answers there."""
-        connecting = asyncio.open_connection(meeting.host, meeting.links_port)
-        link = Link(*await asyncio.wait_for(connecting, HELLO_SECONDS), FromNode0, NODE_0_SILENT_SECONDS)
+        """ConfigError if nobody answers there."""
+        host, port = meeting.host, meeting.links_port
+        try:
+            streams = await asyncio.wait_for(asyncio.open_connection(host, port), HELLO_SECONDS)
+        except (OSError, asyncio.TimeoutError) as error:
+            raise ConfigError(f"node 0 cannot be reached at port {port} of {host}: {error or 'no answer'}") from None
+        link = Link(*streams, FromNode0, NODE_0_SILENT_SECONDS)
         link.send(Hello(meeting.token, node))
         return cls(link)
 

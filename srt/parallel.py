@@ -128,10 +128,10 @@ class Ranks:
         self._awaited = self._group.recv([self._page], 0, _PAGE_TAG)
 
 
-def fingerprint(config_digest: str) -> dict[str, Any]:
-    """What must be equal on ranks that are to compute the same numbers."""
+def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be equal on ranks that are to compute the same numbers. `settings` are the configuration's."""
     return {
-        "configuration": config_digest,
+        **settings,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

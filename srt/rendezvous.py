@@ -98,6 +98,7 @@ def _listen(family: int, address: tuple) -> dist.Store:
 
 
 def _reach(address: tuple) -> dist.Store:
+    log.info("waiting for node 0 at %s:%d", *address[:2])
     deadline = time.monotonic() + MEET_SECONDS
     while True:
         try:

@@ -89,7 +89,7 @@ def _meet(spec: ChildSpec) -> Ranks:
     else:
         store = meet_on_host(spec.endpoints.rendezvous, config.tp_size)
     ranks = Ranks(store, spec.rank, config.tp_size, backend)
-    check_alike(ranks.gather(fingerprint(config.digest())))
+    check_alike(ranks.gather(fingerprint(config.shared())))
     return ranks
 
 

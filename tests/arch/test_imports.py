@@ -28,7 +28,7 @@ ROOMS = {
     "srt.board": "",
     "srt.watchdog": "srt.board",
     "srt.board_relay": "srt.board srt.config srt.process srt.transport",
-    "srt.nodes": "srt.transport",
+    "srt.nodes": "srt.config srt.transport",
     "srt.rank_node": "srt.board srt.nodes srt.process srt.watchdog",
     "srt.rendezvous": "srt.config",
     "srt.hardware": "",

@@ -87,7 +87,6 @@ def test_two_nodes_answer_as_one_rank(small_model: str, size: int) -> None:
         expected = answers(one)
     with two_nodes(small_model, *flags, size=size, device="model") as (zero, _):
         assert answers(zero) == expected
-        assert zero.info()["internal_states"][0]["retractions_total"] > 0
 
 
 FAULTS = {
@@ -187,7 +186,7 @@ TWO = ("--tp-size", "2", "--nnodes", "2")
 @pytest.mark.slow
 def test_flags_that_differ_are_named_on_both(small_model: str) -> None:
     for log in refusals(small_model, TWO, (*TWO, "--page-size", "2")):
-        assert "configuration of rank 1 is" in log
+        assert "the --page-size of rank 1 is 2, of rank 0 1; they must be equal" in log
 
 
 @pytest.mark.slow
