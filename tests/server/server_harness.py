@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +72,20 @@ class EventStream:
 
 
 class Server:
-    """`python -m launch` with these flags, started but not yet ready. `module` may stand in for launch."""
+    """`python -m launch` with these flags, started but not yet ready.
+
+    `module` may stand in for launch, and `prefix` be a command that becomes it.
+    """
 
     running: list[Server] = []
 
     def __init__(
-        self, *flags: str, port: int | None = None, module: str = "launch", env: Mapping[str, str] | None = None
+        self,
+        *flags: str,
+        port: int | None = None,
+        module: str = "launch",
+        env: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.flags = flags
         self.port = port or free_port()
@@ -87,7 +95,7 @@ class Server:
         self._log = self._folder / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "--port", str(self.port), *flags],
+                [*prefix, sys.executable, "-m", module, "--port", str(self.port), *flags],
                 cwd=ROOT,
                 env={**os.environ, **(env or {}), "TMPDIR": str(self._scratch)},
                 stdin=subprocess.DEVNULL,

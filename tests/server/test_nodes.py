@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from faulty_ranks import ENVIRONMENT, SMALL
@@ -20,14 +21,24 @@ END_SECONDS = 10.0
 
 @contextlib.contextmanager
 def two_nodes(
-    model: str, *flags: str, size: int = 2, fault: str = "nothing:0", host: str = "127.0.0.2", device: str = "fake"
+    model: str,
+    *flags: str,
+    size: int = 2,
+    fault: str = "nothing:0",
+    device: str = "fake",
+    host: str = "127.0.0.2",
+    prefix: Sequence[str] = (),
 ) -> Iterator[tuple[Server, Server]]:
-    """Both nodes, ready. They must end well unless the test has ended them, and leave nothing in any case."""
+    """Node 0, at `host`, and node 1, behind the command `prefix`, ready.
+
+    They must end well unless the test has ended them, and leave nothing in any case.
+    """
     address = f"{host}:{free_port()}"
     flags += ("--model-path", model, "--tp-size", str(size), "--nnodes", "2", "--dist-init-addr", address)
     env = {**ENVIRONMENT, "FAULT": fault, "DEVICE": device}
-    nodes = [Server(*flags, "--node-rank", str(rank), module="faulty_ranks", env=env) for rank in (1, 0)]
-    other, zero = nodes
+    other = Server(*flags, "--node-rank", "1", module="faulty_ranks", env=env, prefix=prefix)
+    zero = Server(*flags, "--node-rank", "0", module="faulty_ranks", env=env)
+    nodes = (zero, other)
     try:
         zero.wait_ready()
         yield zero, other
@@ -39,6 +50,34 @@ def two_nodes(
     finally:
         for node in nodes:
             node.dispose()
+
+
+@contextlib.contextmanager
+def cable() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """A network of two hosts, of which the second is a namespace of this one.
+
+    Gives this end's interface, its address, and a command that runs another one at the other end.
+    """
+
+    def ip(words: str) -> None:
+        subprocess.run(["ip", *words.split()], check=True, capture_output=True)
+
+    name, end, address = f"ls{os.getpid()}", f"la{os.getpid()}", "10.231.77.1"
+    try:
+        ip(f"netns add {name}")
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not make network namespaces")
+    try:
+        ip(f"link add {end} type veth peer name eth0 netns {name}")
+        ip(f"addr add {address}/30 dev {end}")
+        ip(f"link set {end} up")
+        ip(f"-n {name} addr add 10.231.77.2/30 dev eth0")
+        ip(f"-n {name} link set eth0 up")
+        ip(f"-n {name} link set lo up")
+        yield end, address, ("ip", "netns", "exec", name)
+        ip(f"link del {end}")
+    finally:
+        ip(f"netns del {name}")
 
 
 def start_clients(server: Server, **options: bool) -> list[Client]:
@@ -128,6 +167,19 @@ def test_a_node_that_says_nothing_is_told(small_model: str) -> None:
         os.kill(other.process.pid, signal.SIGSTOP)
         assert_told(clients, zero, "node 1 (127.0.0.", "has not been heard of for 2.5 s")
         os.kill(other.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_cut_off_is_told(small_model: str) -> None:
+    with (
+        cable() as (interface, host, prefix),
+        two_nodes(small_model, *SMALL, host=host, prefix=prefix) as (zero, other),
+    ):
+        clients = start_clients(zero)
+        subprocess.run(["ip", "link", "set", interface, "down"], check=True)
+        assert_told(clients, zero, "node 1 (10.231.77.2) has not been heard of for 2.5 s")
+        assert other.wait(20) == 1
+        assert "node 0 (10.231.77.1) has not been heard of for 10 s" in other.log
 
 
 @pytest.mark.slow
