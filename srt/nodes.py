@@ -97,8 +97,12 @@ class Link:
         while True:
             try:
                 message = self._decoder.decode(await self._line())
-            except (msgspec.MsgspecError, OSError, ValueError) as error:
-                raise LinkLost(f"has lost its connection: {error}") from None
+            except ConnectionError:  # it has died with something unread
+                raise LinkLost("has closed its connection") from None
+            except OSError as error:
+                raise LinkLost(f"cannot be reached any more: {error.strerror}") from None
+            except ValueError as error:  # msgspec's, or of a line without an end
+                raise LinkLost(f"said what cannot be understood: {error}") from None
             if not isinstance(message, Alive):
                 return message
 
@@ -218,6 +222,7 @@ class Nodes:
         return hello.node
 
     def _note(self, sentence: str, is_death: bool) -> None:
+        log.error("%s", sentence)
         if is_death:
             self.deaths.append(sentence)
         if not self._fault.done():
