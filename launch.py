@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 from srt.board import Board
 from srt.config import ConfigError, ServerConfig, parse_args, split_address
@@ -191,13 +192,11 @@ async def serve(config: ServerConfig, files: ModelFiles, listener: socket.socket
         schedulers = await _start_ranks(config, endpoints, files, scheduler_door, children, meeting)
         detokenizer = await Child.start(DETOKENIZER_DOOR, _child_spec("detokenizer", 0, config, endpoints, files))
         children.append(detokenizer)
-        starting = asyncio.gather(*(child.ready() for child in (*schedulers, detokenizer)), nodes.all_ready())
-        answers = await unless(stop, first_of(starting, nodes.fault()))
-        if answers is None:
+        engine = await unless(stop, _group_ready([*schedulers, detokenizer], nodes))
+        if engine is None:
             return 0
-        if isinstance(answers, str):
-            raise StartError(answers)
-        engine = answers[0]
+        if isinstance(engine, str):
+            raise StartError(await _explain(engine, children, schedulers, board, nodes))
         limits = Limits(config.context_length, engine["pool_tokens"], config.page_size)
         log.info("memory: %s", engine["memory"]["summary"])
         frontend = await app.serve(config, files, limits, endpoints, board, engine, listener)
@@ -318,21 +317,32 @@ async def _start_ranks(
     return children[-len(config.node_ranks) :]
 
 
+async def _group_ready(children: list[Child], nodes: Nodes) -> dict[str, Any] | str:
+    """What rank 0, the first child, says once all are ready, here and on other nodes; or what has gone wrong."""
+    answers = await first_of(asyncio.gather(*(child.ready() for child in children)), nodes.fault())
+    if isinstance(answers, str):
+        return answers
+    fault = await first_of(nodes.all_ready(), nodes.fault(), first_death(children))
+    return fault or answers[0]
+
+
 async def _explain(fault: str, children: list[Child], schedulers: list[Child], board: Board, nodes: Nodes) -> str:
     """Why the house must end; the ranks' last steps go to the log. `fault` is what was noticed first.
 
     One death or one wrong decision brings others after it, so the cause is not always what is noticed first.
     """
-    if not any(child.has_ended for child in children):  # then somebody hangs
-        for child in schedulers:
-            child.dump_stacks()
     await asyncio.sleep(LAST_WORDS_SECONDS)
     records = read_all(board)
     if len(records) > 1:
         log.error("%s", table(records))
     killed = [await child.obituary() for child in children if child.was_killed]
     killed += nodes.deaths
-    return difference(records) or next(iter(killed), None) or first_failure(records) or fault
+    found = difference(records) or next(iter(killed), None) or first_failure(records)
+    if found is None and not any(child.has_ended for child in children):  # then somebody hangs
+        for child in schedulers:
+            child.dump_stacks()
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+    return found or fault
 
 
 def _child_spec(

@@ -31,10 +31,12 @@ async def run_ranks(node_0: Node0, children: Sequence[Child], board: Board, rank
     finally:
         for death in deaths:
             death.cancel()
-    if ending.reason and not any(child.has_ended for child in children):
-        for child in children:
-            child.dump_stacks()
+    if ending.reason:
         await asyncio.sleep(LAST_WORDS_SECONDS)
+        if not any(child.has_ended for child in children):  # then somebody hangs
+            for child in children:
+                child.dump_stacks()
+            await asyncio.sleep(LAST_WORDS_SECONDS)
     return ending.reason
 
 

@@ -150,6 +150,7 @@ def test_a_fault_on_either_node_is_told(fault: str, small_model: str) -> None:
         assert_told(clients, zero, *FAULTS[fault])
         assert other.wait(END_SECONDS) == 1
         assert all(word in other.log for word in FAULTS[fault][:1])
+        assert "most recent call first" in other.log or fault != "hang:1"
 
 
 @pytest.mark.slow
@@ -204,7 +205,7 @@ def test_a_signal_to_any_node_stops_the_group(small_model: str) -> None:
             assert len(list(events)[-1]["output_ids"]) == 200
         assert other.wait(END_SECONDS) == 0
         assert zero.wait(END_SECONDS) == 0
-        assert "node 1 (127.0.0.2) was told to stop" in zero.log
+        assert "was told to stop" in zero.log
 
 
 @pytest.mark.slow
