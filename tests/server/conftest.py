@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Iterator
 
 import pytest
-from server_harness import Server, running
+from server_harness import Server, running, started
 
 from srt.model_files import ModelFiles
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with running("--dtype", "float32", "--random-seed", "1") as server:
+    """Its chunks are small, so that tests of what is computed mix them with decode rows."""
+    with running("--dtype", "float32", "--random-seed", "1", "--chunked-prefill-size", "100") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def narrow_server(small_model: str) -> Iterator[Server]:
+    """One request runs, one waits; started with as few descriptors as processes usually get."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard > 1400, "this system does not give its users so many descriptors"
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        limits = ("--max-running-requests", "1", "--max-queued-requests", "1")
+        server = Server("--model-path", small_model, "--load-format", "dummy", "--random-seed", "1", *limits)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with started(server):
         yield server
 
 

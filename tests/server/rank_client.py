@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from typing import Any
 
 from faulty_ranks import VOCAB, expected
-from server_harness import Server
+from server_harness import Server, Stopwatch
 
 
 class Client(threading.Thread):
@@ -18,6 +17,7 @@ class Client(threading.Thread):
         self,
         server: Server,
         seed: int,
+        watch: Stopwatch,
         until: threading.Event | None = None,
         leaves: float = 0.0,
         checks: bool = True,
@@ -26,8 +26,9 @@ class Client(threading.Thread):
         self.answers = 0
         self.error = ""
         self.wrong: Any = None  # tokens that came, and those that should have
-        self.last_token = self.error_time = time.monotonic()
+        self.last_token = self.error_time = watch.seconds
         self._server = server
+        self._watch = watch
         self._random = random.Random(seed)
         self._until = until or threading.Event()
         self._leaves = leaves
@@ -40,7 +41,7 @@ class Client(threading.Thread):
                 self._ask()
             except OSError as error:
                 self.error = f"{type(error).__name__}: {error}"
-        self.error_time = time.monotonic()
+        self.error_time = self._watch.seconds
 
     def _ask(self) -> None:
         rnd = self._random
@@ -58,7 +59,7 @@ class Client(threading.Thread):
                 if "error" in event:
                     self.error = event["error"]["message"]
                     return
-                self.last_token = time.monotonic()
+                self.last_token = self._watch.seconds
                 ids = event["output_ids"]
                 if right is not None and ids != right[: len(ids)]:
                     self.wrong = (ids, right)

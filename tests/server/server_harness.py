@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 90.0  # on a busy machine
 REPLY_SECONDS = 120.0
+PATIENCE = 60.0  # with what must come true at some time, on a machine that may stand still for seconds
 
 T = TypeVar("T")
 
@@ -143,7 +145,7 @@ class Server:
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         """The exit code."""
         try:
             return self.process.wait(timeout)
@@ -151,7 +153,7 @@ class Server:
             raise AssertionError(f"{self} had not ended after {timeout} s; running: {self.processes()}") from None
 
     def assert_nothing_left(self, within: float = 0.0) -> None:
-        wait_until(lambda: not self.processes() and not self.leftovers(), within, lambda: self.remains())
+        wait_until(lambda: not self.processes() and not self.leftovers(), within, self.remains)
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", self.port)) != 0, "somebody still listens on the port"
 
@@ -165,7 +167,7 @@ class Server:
         """As SIGTERM should end it."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
-        assert self.wait(40) == 0, f"{self} ended with exit code {self.process.returncode}:\n{self.log}"
+        assert self.wait() == 0, f"{self} ended with exit code {self.process.returncode}:\n{self.log}"
         self.assert_nothing_left()
 
     def dispose(self) -> None:
@@ -237,8 +239,35 @@ class Server:
         busy = loads["num_running_reqs"] + loads["num_waiting_reqs"] + pool["locked"]
         return busy == 0 and pool["free"] + pool["cached"] == pool["total"]
 
-    def wait_idle(self, within: float) -> None:
+    def wait_idle(self, within: float = PATIENCE) -> None:
         wait_until(self.is_idle, within, lambda: f"not idle: {self.loads()}, {self.info()['pool']}")
+
+
+class Stopwatch:
+    """Counts ticks. One that comes late is still one, so the seconds in which a machine stands still do not count."""
+
+    TICK = 0.02
+
+    def __init__(self) -> None:
+        self._ticks = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Stopwatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def seconds(self) -> float:
+        return self._ticks * self.TICK
+
+    def _run(self) -> None:
+        while not self._over.wait(self.TICK):
+            self._ticks += 1
 
 
 def wait_until(condition: Callable[[], bool], within: float, explain: Callable[[], str]) -> None:
@@ -257,7 +286,12 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(*flags: str, module: str = "launch", env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server that is ready, and that must end well unless the test has ended it."""
-    server = Server(*flags, module=module, env=env)
+    with started(Server(*flags, module=module, env=env)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(server: Server) -> Iterator[Server]:
     try:
         yield server.wait_ready()
         if server.process.returncode is None:

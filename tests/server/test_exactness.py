@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import reference_model
 from reference_model import Continuation
-from server_harness import Server, running
+from server_harness import Server, at_once, running
 
 from srt.model_files import ModelFiles
 from srt.tokenization import Tokenizer
 
-STEPS = 64
-CONCURRENCY = 16
 MOST_DIFFERENCE = 0.01  # of log-probabilities; beyond it is another model, not another order of sums
 MOST_TIES = 2  # of the prompts
 
@@ -60,41 +57,46 @@ TEXTS = (
 class Reference:
     prompts: list[list[int]]
     answers: list[Continuation]
-    num_shared: int  # tokens that the chat prompts, which come first, have in common
-
-    @property
-    def chats(self) -> list[list[int]]:
-        return self.prompts[: len(QUESTIONS)]
+    num_chats: int  # prompts that come first
+    num_shared: int  # tokens that these have in common
+    steps: int  # tokens of each answer
 
 
-@pytest.fixture(scope="module")
-def reference(default_model: ModelFiles) -> Reference:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((2, 3, 24), id="some"),
+        pytest.param((len(QUESTIONS), 1, 64), id="all", marks=pytest.mark.slow),
+    ],
+)
+def reference(request: pytest.FixtureRequest, default_model: ModelFiles) -> Reference:
+    num_chats, stride, steps = request.param
     tokenizer = Tokenizer.from_folder(default_model.tokenizer_folder)
-    chats = [f"{SYSTEM}{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
-    prompts = [list(tokenizer.encode(text, False)) for text in (*chats, *TEXTS)]
-    columns = zip(*prompts[: len(QUESTIONS)], strict=False)
+    chats = [f"{SYSTEM}{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS[:num_chats]]
+    prompts = [list(tokenizer.encode(text, False)) for text in (*chats, *TEXTS[::stride])]
+    columns = zip(*prompts[:num_chats], strict=False)
     num_shared = len(list(itertools.takewhile(lambda ids: len(set(ids)) == 1, columns)))
     model = reference_model.load(default_model)
-    return Reference(prompts, reference_model.greedy(model, prompts, STEPS), num_shared)
+    return Reference(prompts, reference_model.greedy(model, prompts, steps), num_chats, num_shared, steps)
 
 
 @pytest.fixture(scope="module")
-def sixteen_at_once(server: Server, reference: Reference) -> list[Any]:
+def all_at_once(server: Server, reference: Reference) -> list[Any]:
     """/generate's answers, with log-probabilities."""
 
     def ask(prompt: list[int]) -> Any:
-        params = {"max_new_tokens": STEPS, "temperature": 0, "ignore_eos": True}
+        params = {"max_new_tokens": reference.steps, "temperature": 0, "ignore_eos": True}
         return server.ask("/generate", input_ids=prompt, sampling_params=params, return_logprob=True)
 
-    server.post("/flush_cache?timeout=10")
-    return _many(ask, reference.prompts)
+    server.post("/flush_cache?timeout=60")
+    return at_once([lambda prompt=prompt: ask(prompt) for prompt in reference.prompts])
 
 
 @pytest.fixture(scope="module")
-def tolerance(sixteen_at_once: list[Any], reference: Reference) -> float:
+def tolerance(all_at_once: list[Any], reference: Reference) -> float:
     """Twice what the log-probabilities of the chosen tokens differ by at most, where both chose alike."""
     difference = 0.0
-    for body, answer in zip(sixteen_at_once, reference.answers, strict=True):
+    for body, answer in zip(all_at_once, reference.answers, strict=True):
         for (logprob, token, *_), expected, own in zip(
             body["meta_info"]["output_token_logprobs"], answer.ids, answer.logprobs, strict=True
         ):
@@ -111,28 +113,23 @@ def check(reference: Reference, tolerance: float) -> Callable[[list[Any]], None]
     """Compares /generate's answers to all prompts with the reference."""
 
     def check_all(bodies: list[Any]) -> None:
-        ends = []
+        ends, steps = [], reference.steps
         for body, answer in zip(bodies, reference.answers, strict=True):
-            end = next((i for i, gap in enumerate(answer.gaps) if gap < tolerance), STEPS)
-            assert len(body["output_ids"]) == STEPS
+            end = next((i for i, gap in enumerate(answer.gaps) if gap < tolerance), steps)
+            assert len(body["output_ids"]) == steps
             assert body["output_ids"][:end] == answer.ids[:end]
             ends.append(end)
-        whole = ends.count(STEPS)
+        whole = ends.count(steps)
         print(
-            f"{whole} of {len(ends)} prompts are equal to the end, {sum(ends)} of {STEPS * len(ends)} tokens compared"
+            f"{whole} of {len(ends)} prompts are equal to the end, {sum(ends)} of {steps * len(ends)} tokens compared"
         )
         assert whole >= len(ends) - MOST_TIES, ends
 
     return check_all
 
 
-def _many(ask: Callable[[list[int]], Any], prompts: list[list[int]]) -> list[Any]:
-    with ThreadPoolExecutor(CONCURRENCY) as threads:
-        return list(threads.map(ask, prompts))
-
-
-def ask_all(server: Server, prompts: list[list[int]], steps: int = STEPS) -> list[Any]:
-    return _many(lambda prompt: server.generate(prompt, steps), prompts)
+def ask_all(server: Server, prompts: list[list[int]], steps: int) -> list[Any]:
+    return at_once([lambda prompt=prompt: server.generate(prompt, steps) for prompt in prompts])
 
 
 def cached_tokens(bodies: list[Any]) -> list[int]:
@@ -140,46 +137,45 @@ def cached_tokens(bodies: list[Any]) -> list[int]:
 
 
 def test_one_at_a_time(server: Server, reference: Reference, check: Any) -> None:
-    server.post("/flush_cache?timeout=10")
-    check([server.generate(prompt, STEPS) for prompt in reference.prompts])
+    server.post("/flush_cache?timeout=60")
+    check([server.generate(prompt, reference.steps) for prompt in reference.prompts])
 
 
-def test_sixteen_at_once(sixteen_at_once: list[Any], check: Any) -> None:
-    check(sixteen_at_once)
+def test_all_at_once_in_chunks(all_at_once: list[Any], check: Any) -> None:
+    check(all_at_once)
 
 
 def test_second_time_from_the_cache(server: Server, reference: Reference, check: Any) -> None:
-    ask_all(server, reference.prompts, steps=1)
-    bodies = ask_all(server, reference.prompts)
+    ask_all(server, reference.prompts, 1)
+    bodies = ask_all(server, reference.prompts, reference.steps)
     assert cached_tokens(bodies) == [len(prompt) - 1 for prompt in reference.prompts]
     check(bodies)
 
 
 def test_shared_prefix(server: Server, reference: Reference, check: Any) -> None:
-    server.post("/flush_cache?timeout=10")
-    server.generate(reference.chats[0], 1)
-    bodies = ask_all(server, reference.prompts)
-    assert min(cached_tokens(bodies)[: len(QUESTIONS)]) >= reference.num_shared > 40
+    server.post("/flush_cache?timeout=60")
+    server.generate(reference.prompts[0], 1)
+    bodies = ask_all(server, reference.prompts, reference.steps)
+    assert min(cached_tokens(bodies)[: reference.num_chats]) >= reference.num_shared > 40
     check(bodies)
 
 
-def test_pages_of_sixteen_without_overlap(reference: Reference, check: Any) -> None:
-    with running("--dtype", "float32", "--page-size", "16", "--disable-overlap-schedule") as server:
-        check(ask_all(server, reference.prompts))
-        bodies = ask_all(server, reference.prompts)
+def test_pages_of_sixteen_and_chunks_of_seven_without_overlap(reference: Reference, check: Any) -> None:
+    flags = ("--page-size", "16", "--chunked-prefill-size", "7", "--disable-overlap-schedule")
+    with running("--dtype", "float32", *flags) as server:
+        check(ask_all(server, reference.prompts, reference.steps))
+        bodies = ask_all(server, reference.prompts, reference.steps)
     assert cached_tokens(bodies) == [(len(prompt) - 1) // 16 * 16 for prompt in reference.prompts]
     check(bodies)
 
 
-def test_chunks_of_seven(reference: Reference, check: Any) -> None:
-    with running("--dtype", "float32", "--chunked-prefill-size", "7") as server:
-        check(ask_all(server, reference.prompts))
-
-
 def test_retraction(reference: Reference, check: Any) -> None:
-    """All start within a few steps, so those that admission lets in at its first reserve outgrow the pool together."""
-    with running("--dtype", "float32", "--max-total-tokens", "640") as server:
-        bodies = ask_all(server, reference.prompts)
-        server.wait_idle(1)
+    """All come in one request, so that admission lets them in at its first reserve, and outgrow the pool together."""
+    count, shared = len(reference.prompts), (reference.num_chats - 1) * reference.num_shared
+    pool = sum(map(len, reference.prompts)) - shared + int(0.8 * count * reference.steps)
+    params = {"max_new_tokens": reference.steps, "temperature": 0, "ignore_eos": True}
+    with running("--dtype", "float32", "--max-total-tokens", str(pool)) as server:
+        bodies = server.ask("/generate", input_ids=reference.prompts, sampling_params=params)
+        server.wait_idle()
     assert sum(body["meta_info"]["num_retractions"] for body in bodies) > 0
     check(bodies)

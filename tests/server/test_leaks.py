@@ -6,19 +6,19 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
-from server_harness import ROOT, running
+import pytest
+from server_harness import ROOT, Stopwatch, running
 
-REQUESTS = 200
 MOST_GROWTH_MB = 40  # of one process: buffers of allocators, no state of requests
 
 
-def test_nothing_stays_of_requests_that_are_gone() -> None:
+@pytest.mark.parametrize("requests", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_nothing_stays_of_requests_that_are_gone(requests: int) -> None:
     """The pool is so small that requests wait, are retracted and evict each other's prefixes."""
     with running("--max-total-tokens", "1500", "--random-seed", "1") as server:
         command = [sys.executable, "examples/soak.py", "--base-url", f"http://127.0.0.1:{server.port}"]
-        command += ["--requests", str(REQUESTS), "--pid", str(server.process.pid)]
+        command += ["--requests", str(requests), "--pid", str(server.process.pid)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         print(result.stdout)
         assert result.returncode == 0, result.stderr
@@ -31,8 +31,8 @@ def test_nothing_stays_of_requests_that_are_gone() -> None:
         pool = server.info()["pool"]
         assert pool["free"] == pool["total"]
 
-        server.signal(signal.SIGTERM)  # it would wait for any request that the main process still knows
-        began = time.monotonic()
-        assert server.wait(10) == 0
-        assert time.monotonic() - began < 5
+        with Stopwatch() as watch:
+            server.signal(signal.SIGTERM)  # it would wait for any request that the main process still knows
+            assert server.wait() == 0
+            assert watch.seconds < 5
         server.assert_nothing_left()

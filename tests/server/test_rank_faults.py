@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from faulty_ranks import ENVIRONMENT, SMALL
 from rank_client import Client
-from server_harness import Server, running
+from server_harness import PATIENCE, Server, Stopwatch, running
 
 ANSWER_SECONDS = 5.0  # from the last good token to the error
-END_SECONDS = 10.0
 FAULTS = {
     "token:0": ["scheduler 0", "disagree in step", "tokens"],
     "token:1": ["scheduler 1", "disagree in step", "tokens"],
@@ -32,13 +31,14 @@ QUICK = ("token:1", "stop:1")
 def test_a_fault_is_found_named_and_answered(fault: str, small_model: str) -> None:
     words = FAULTS[fault]
     flags = ("--model-path", small_model, "--tp-size", "2", *SMALL)
-    with running(*flags, module="faulty_ranks", env={**ENVIRONMENT, "FAULT": fault}) as server:
-        clients = [Client(server, seed) for seed in range(6)]
+    env = {**ENVIRONMENT, "FAULT": fault}
+    with Stopwatch() as watch, running(*flags, module="faulty_ranks", env=env) as server:
+        clients = [Client(server, seed, watch) for seed in range(6)]
         for client in clients:
-            client.join(60)
+            client.join(PATIENCE)
             assert not client.is_alive(), "a client hangs"
             assert client.wrong is None
-        assert server.wait(END_SECONDS) == 1
+        assert server.wait() == 1
         server.assert_nothing_left()
         told = [client for client in clients if all(word in client.error for word in words)]
         assert told, [client.error for client in clients]
@@ -62,12 +62,12 @@ def test_a_fault_between_the_collectives_of_a_real_model(fault: str, words: list
     """The other rank waits inside a collective, or dies of it."""
     flags = ("--model-path", small_model, "--tp-size", "2", *SMALL)
     env = {**ENVIRONMENT, "FAULT": fault, "DEVICE": "model"}
-    with running(*flags, module="faulty_ranks", env=env) as server:
-        clients = [Client(server, seed, checks=False) for seed in range(6)]
+    with Stopwatch() as watch, running(*flags, module="faulty_ranks", env=env) as server:
+        clients = [Client(server, seed, watch, checks=False) for seed in range(6)]
         for client in clients:
-            client.join(60)
+            client.join(PATIENCE)
             assert not client.is_alive(), "a client hangs"
-        assert server.wait(END_SECONDS) == 1
+        assert server.wait() == 1
         server.assert_nothing_left()
         told = [client for client in clients if all(word in client.error for word in words)]
         assert told, [client.error for client in clients]
@@ -79,7 +79,7 @@ def test_another_pool_is_found_at_the_first_step(small_model: str) -> None:
     flags = ("--model-path", small_model, "--tp-size", "2", *SMALL)
     server = Server(*flags, module="faulty_ranks", env={**ENVIRONMENT, "FAULT": "pool:1"})
     try:
-        assert server.wait(60) == 1
+        assert server.wait() == 1
         assert "scheduler 1 and scheduler 0 disagree in step 1, free: 12b and 12c" in server.log
         server.assert_nothing_left()
     finally:

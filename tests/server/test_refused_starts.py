@@ -43,8 +43,8 @@ def test_port_in_use() -> None:
         (("--tp-size", "2"), ["--tp-size 2", "9 heads", "3 KV heads", "1, 3"]),
         (("--host", "no.such.host.invalid"), ["--host", "no.such.host.invalid"]),
         (("--host", "192.0.2.1"), ["--host", "192.0.2.1"]),
-        (("--mem-fraction-static", "0.0001"), ["--mem-fraction-static"]),
-        (("--chat-template", "/no/such/template.jinja"), ["/no/such/template.jinja"]),
+        (("--load-format", "dummy", "--mem-fraction-static", "0.0001"), ["--mem-fraction-static"]),
+        (("--load-format", "dummy", "--chat-template", "/no/such/template.jinja"), ["/no/such/template.jinja"]),
     ],
 )
 def test_bad_flags(flags: tuple[str, ...], words: list[str]) -> None:
