@@ -30,6 +30,10 @@ from srt.models.llama import LlamaForCausalLM
 from srt.parallel import ParallelContext
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
 
+FILTERS_ONLY = SamplingParams(max_new_tokens=1, top_p=0.5)
+EVERYTHING = SamplingParams(max_new_tokens=1, top_p=0.5, logprobs=1, repetition_penalty=2.0, logit_bias=((0, 1.0),))
+"""Kernels differ by whether logits are edited before they are filtered."""
+
 
 @dataclass
 class Launched:
@@ -107,9 +111,10 @@ class CudaRunner:
         cases += [(num_rows, 1) for num_rows in (2, 32, 64, 128) if num_rows < most_rows]
         for num_rows, length in cases:
             length = min(length, context_length - 1)
-            launched = self.forward(plan_of_spare_slots(num_rows, num_rows // 2, length))
-            self.sample(launched, None)
-            self.result(launched)
+            for wish in (FILTERS_ONLY, EVERYTHING):
+                launched = self.forward(plan_of_spare_slots(num_rows, num_rows // 2, length, wish))
+                self.sample(launched, None)
+                self.result(launched)
 
     def forward(self, batch: ScheduleBatch) -> Launched:
         launched = Launched(batch)
@@ -183,9 +188,8 @@ class CudaRunner:
         return sampled
 
 
-def plan_of_spare_slots(num_rows: int, num_decode: int, length: int) -> ScheduleBatch:
-    """Prompts of `length` tokens each, all on the spare page, which wish for everything."""
-    wish = SamplingParams(max_new_tokens=1, top_p=0.5, logprobs=1, repetition_penalty=2.0, logit_bias=((0, 1.0),))
+def plan_of_spare_slots(num_rows: int, num_decode: int, length: int, wish: SamplingParams) -> ScheduleBatch:
+    """Prompts of `length` tokens each, all on the spare page."""
     row = np.arange(num_rows, dtype=np.int32)
     lengths = np.where(row < num_decode, 1, length).astype(np.int32)
     start = np.zeros(num_rows, np.int32)
