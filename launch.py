@@ -17,8 +17,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from srt.board import Board
 from srt.config import ConfigError, ServerConfig, parse_args, split_address
@@ -41,6 +41,9 @@ from srt.process import (
 from srt.rank_node import run_ranks
 from srt.transport import Endpoints, Meeting
 from srt.watchdog import Watchdog, difference, first_failure, read_all, table
+
+if TYPE_CHECKING:
+    from srt.frontend.app import Frontend
 
 SCHEDULER_DOOR = "srt.scheduler.process:main"
 DETOKENIZER_DOOR = "detokenizer.process:main"
@@ -69,15 +72,20 @@ def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR
     raise_descriptor_limit()
     try:
         listener = listen(config.host, config.port) if config.node_rank == 0 else None
-        files = locate(config.model_path, config.load_format, config.tokenizer_path, log=log.info)
-        config = resolve(config, files.model_config, cuda_device_count())
-    except (ConfigError, ModelError) as error:
-        return _refuse(error)
-    import uvloop
+        config, files = prepare(config)
+        import uvloop
 
-    if listener is None:
-        return uvloop.run(serve_ranks(config, files, scheduler_door))
-    return uvloop.run(serve(config, files, listener, scheduler_door))
+        if listener is None:
+            return uvloop.run(serve_ranks(config, files, scheduler_door))
+        return uvloop.run(serve(config, files, CommandLine(config.host, listener), scheduler_door))
+    except (ConfigError, ModelError, StartError) as error:
+        return _refuse(error)
+
+
+def prepare(config: ServerConfig) -> tuple[ServerConfig, ModelFiles]:
+    """Finds the model and resolves the configuration for it. ConfigError or ModelError if it cannot be served."""
+    files = locate(config.model_path, config.load_format, config.tokenizer_path, log=log.info)
+    return resolve(config, files.model_config, cuda_device_count()), files
 
 
 def raise_descriptor_limit() -> None:
@@ -163,10 +171,40 @@ def _check_tp_size(config: ServerConfig, model: ModelConfig) -> None:
         raise ConfigError(f"--tp-size {size} does not spread evenly over --nnodes {nodes}; {would}")
 
 
-async def serve(config: ServerConfig, files: ModelFiles, listener: socket.socket, scheduler_door: str) -> int:
-    """Runs the house until a signal (exit code 0) or until one of its processes dies or fails to start (1).
+class Owner(Protocol):
+    """For whom the house runs: the command line, or the program that this process belongs to."""
 
-    Of several nodes this is node 0, and the house is the whole group.
+    listener: socket.socket | None  # of HTTP
+
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """`stop` is to be called, in the event loop, when the house should end."""
+
+    def ready(self, frontend: Frontend) -> str:
+        """From now on requests are taken; returns where, for the log of other nodes."""
+
+
+class CommandLine:
+    """Requests come over HTTP, and signals end the house."""
+
+    def __init__(self, host: str, listener: socket.socket) -> None:
+        self.listener = listener
+        self._host = f"[{host}]" if ":" in host else host
+
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, stop)
+
+    def ready(self, frontend: Frontend) -> str:
+        url = f"http://{self._host}:{self.listener.getsockname()[1]}"
+        log.info("ready: %s", url)
+        return url
+
+
+async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler_door: str = SCHEDULER_DOOR) -> int:
+    """Runs the house until its owner stops it (exit code 0) or one of its processes dies (1).
+
+    StartError, ModelError or ConfigError if one cannot start. Of several nodes this is node 0, and the house is the
+    whole group.
     """
     from srt.frontend import app
 
@@ -178,8 +216,7 @@ async def serve(config: ServerConfig, files: ModelFiles, listener: socket.socket
             frontend.drain()  # here and now: the next request must find the door closed
         stop.set()
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, on_signal)
+    owner.on_stop(on_signal)
     folder = tempfile.mkdtemp(prefix="lockstep-")
     endpoints = Endpoints(folder)
     board = Board.create(endpoints.board, config.tp_size)
@@ -199,11 +236,8 @@ async def serve(config: ServerConfig, files: ModelFiles, listener: socket.socket
             raise StartError(await _explain(engine, children, schedulers, board, nodes))
         limits = Limits(config.context_length, engine["pool_tokens"], config.page_size)
         log.info("memory: %s", engine["memory"]["summary"])
-        frontend = await app.serve(config, files, limits, endpoints, board, engine, listener)
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        url = f"http://{host}:{listener.getsockname()[1]}"
-        log.info("ready: %s", url)
-        nodes.serving(url)
+        frontend = await app.serve(config, files, limits, endpoints, board, engine, owner.listener)
+        nodes.serving(owner.ready(frontend))
         pids = dict(zip(config.node_ranks, (child.pid for child in schedulers), strict=True))
         watchdog = Watchdog(board, pids, config.watchdog_timeout)
 
@@ -230,7 +264,7 @@ async def serve(config: ServerConfig, files: ModelFiles, listener: socket.socket
         return 1
     except (StartError, ModelError, ConfigError) as error:
         reason = str(error)
-        return _refuse(error)
+        raise
     finally:
         if frontend is not None:
             await frontend.stop()
@@ -277,8 +311,6 @@ async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: s
             return 0
         log.error("%s; stopping", reason)
         return 1
-    except (StartError, ModelError, ConfigError) as error:
-        return _refuse(error)
     finally:
         await asyncio.gather(*(child.stop(FAULT_STOP_SECONDS) for child in children))
         if node_0 is not None:

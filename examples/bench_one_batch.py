@@ -8,14 +8,13 @@ The roofline is what the same machine does in the same run: `read_gb_s`, the rat
 decode step by weights and K/V, and on a GPU `gemm_tflop_s`, its rate in a large bfloat16 product, bounds a prefill. The
 ratios say which share of the time these least times would take.
 
-    python examples/bench_one_batch.py --rows 16 --context 192 --prompt 128
-    python examples/bench_one_batch.py --device cuda --model llama-3.1-8b --rows 64 --context 1024 --prompt 8192
+    python -m examples.bench_one_batch --rows 16 --context 192 --prompt 128
+    python -m examples.bench_one_batch --device cuda --model llama-3.1-8b --rows 64 --context 1024 --prompt 8192
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
@@ -26,68 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from examples.model_shapes import SHAPES
 from srt.executor.weights import iterate_weights
 from srt.messages import SamplingParams
-from srt.model_config import ModelConfig, RopeScaling
+from srt.model_config import ModelConfig
 from srt.model_files import ModelFiles
 from srt.models.loader import load_model
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
 from srt.weight_names import weight_shapes
-
-SMOLLM2 = ModelConfig(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    rms_norm_eps=1e-5,
-    rope_theta=100000.0,
-    rope_scaling=RopeScaling(),
-    max_position_embeddings=8192,
-    tie_word_embeddings=True,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    dtype="bfloat16",
-    bos_token_id=None,
-    eos_token_ids=(),
-)
-LLAMA_8B = dataclasses.replace(
-    SMOLLM2,
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rope_theta=500000.0,
-    rope_scaling=RopeScaling("llama3", factor=8.0, original_max_position_embeddings=8192),
-    max_position_embeddings=131072,
-    tie_word_embeddings=False,
-)
-QWEN3_600M = dataclasses.replace(
-    SMOLLM2,
-    architecture="Qwen3ForCausalLM",
-    model_type="qwen3",
-    vocab_size=151936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    max_position_embeddings=40960,
-    qk_norm=True,
-)
-MODELS = {"smollm2-135m": SMOLLM2, "llama-3.1-8b": LLAMA_8B, "qwen3-0.6b": QWEN3_600M}
 
 
 class Driver:
@@ -221,7 +166,7 @@ def make_runner(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m", choices=sorted(MODELS))
+    parser.add_argument("--model", default="smollm2-135m", choices=sorted(SHAPES))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rows", type=int, nargs="*", default=[1], help="batch sizes of decode, one after the other")
     parser.add_argument("--context", type=int, default=192)
@@ -238,7 +183,11 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    dtype, device, config = getattr(torch, args.dtype), torch.device(args.device), MODELS[args.model]
+    dtype, device, config = (
+        getattr(torch, args.dtype),
+        torch.device(args.device),
+        ModelConfig.from_hf(SHAPES[args.model]),
+    )
     begin = time.perf_counter()
     context_length = -(-max(args.context + args.steps, args.prompt) // args.page_size) * args.page_size + args.page_size
     num_rows = max(*args.rows, args.prompts)

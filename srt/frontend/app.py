@@ -65,8 +65,18 @@ class Frontend:
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
 
-    async def start(self, sock: socket.socket) -> None:
+    @property
+    def services(self) -> Services:
+        return self._services
+
+    async def start(self, sock: socket.socket | None) -> None:
+        """Without a socket there is no HTTP: requests come from this process."""
         self._manager.start()
+        if sock is not None:
+            await self._start_http(sock)
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def _start_http(self, sock: socket.socket) -> None:
         self._runner = web.AppRunner(
             application(self._services),
             access_log=None,
@@ -76,7 +86,6 @@ class Frontend:
         )
         await self._runner.setup()
         await web.SockSite(self._runner, sock, backlog=1024).start()
-        self._ticker = asyncio.create_task(self._tick())
 
     def drain(self) -> None:
         """From now on new requests get 503; running ones go on."""
@@ -117,9 +126,9 @@ async def serve(
     endpoints: Endpoints,
     board: Board,
     info: dict[str, Any],
-    sock: socket.socket,
+    sock: socket.socket | None,
 ) -> Frontend:
-    """Starts serving on `sock`, which is bound. `info` is what rank 0 said when it was ready."""
+    """Starts serving on `sock`, which is bound, or this process alone. `info` is what rank 0 said when it was ready."""
     tokenizer, template = await asyncio.to_thread(_load_words, config, files)
     name = config.served_model_name or files.name
     frontend = Frontend(

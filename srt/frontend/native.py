@@ -29,12 +29,15 @@ class Native:
         services = self._services
         services.manager.check_open()
         body: GenerateRequest = await services.read(request, GenerateRequest)
+        prompts, form = await self.accept(body)
+        return await services.respond(request, prompts, form, bool(body.stream))
+
+    async def accept(self, body: GenerateRequest) -> tuple[list[Prompt], GenerateFormat]:
+        """What to send to the engine, and how to write its answer. RequestError for what cannot be served."""
         check_supported(body)
         prompts, as_list = await self._prompts(body)
-        form = GenerateFormat(
-            services.texts, as_list, bool(body.return_text_in_logprobs), bool(body.return_prompt_token_ids)
-        )
-        return await services.respond(request, prompts, form, bool(body.stream))
+        with_text, with_prompt = bool(body.return_text_in_logprobs), bool(body.return_prompt_token_ids)
+        return prompts, GenerateFormat(self._services.texts, as_list, with_text, with_prompt)
 
     async def _prompts(self, body: GenerateRequest) -> tuple[list[Prompt], bool]:
         """The prompts, and whether the answer is a list."""

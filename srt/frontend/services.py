@@ -71,10 +71,14 @@ class Services:
         """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
         if stream:
             return await Stream(form).respond(request, self.manager, prompts)
+        return json_response(await self.answer(prompts, form))
+
+    async def answer(self, prompts: Sequence[Prompt], form: Format) -> Any:
+        """The answer in one piece."""
         collector = Collector(prompts)
         with self.manager.running(prompts, collector) as generations:
             await collector.done
-        return json_response(form.body(generations, collector.answers))
+        return form.body(generations, collector.answers)
 
     async def read(self, request: web.Request, kind: type) -> Any:
         """The body as a `kind`. RequestError for one that is too big, no JSON or of another shape."""

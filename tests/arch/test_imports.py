@@ -20,6 +20,7 @@ ROOMS = {
         srt.watchdog srt.nodes srt.rank_node srt.board_relay srt.frontend
         """,
     "srt": "",
+    "srt.engine": "launch srt.config srt.frontend srt.messages",
     "srt.messages": "",
     "srt.config": "",
     "srt.registry": "",
@@ -90,6 +91,7 @@ HEAVY_ROOMS = (
 
 DOORS = {
     "launch": [*HEAVY, "aiohttp", "srt.frontend", "srt.scheduler", "detokenizer", "radix"],
+    "srt.engine": [*HEAVY, "srt.scheduler", "srt.executor", "detokenizer", "radix"],
     "srt.frontend.app": [*HEAVY, "srt.scheduler", "srt.executor", "detokenizer", "radix"],
     "detokenizer.process": [*HEAVY, "aiohttp", "numpy", "srt.frontend", "srt.scheduler", "srt.executor", "radix"],
     "srt.scheduler.scheduler": [*HEAVY, "aiohttp", "tokenizers", "zmq", "srt.frontend", "srt.executor", "detokenizer"],
