@@ -85,6 +85,13 @@ def random_prompts(
     ]
 
 
+def nano(seed: int, *, num_prompts: int = 256) -> list[Conversation]:
+    """nano-vllm's benchmark, number for number: random ids, 100 to 1,024 of them in and out."""
+    rng = random.Random(seed)
+    prompts = [[rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))] for _ in range(num_prompts)]
+    return [Conversation("/v1/completions", [prompt], [rng.randint(100, 1024)]) for prompt in prompts]
+
+
 def shared_prefix(
     seed: int,
     *,
