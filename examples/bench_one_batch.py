@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from examples.model_shapes import SHAPES
+from srt.executor.shape import ExecutorShape
 from srt.executor.weights import iterate_weights
 from srt.messages import SamplingParams
 from srt.model_config import ModelConfig
@@ -144,22 +145,17 @@ def linear_weights(config: ModelConfig) -> tuple[int, int]:
     return total - vocabulary * (1 if config.tie_word_embeddings else 2), vocabulary
 
 
-def make_runner(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, args: argparse.Namespace, **shape: int
-) -> Any:
+def make_runner(config: ModelConfig, shape: ExecutorShape, args: argparse.Namespace) -> Any:
     files = ModelFiles("bench", Path(), Path(), "dummy", None, config)
-    weights = iterate_weights(files, dtype, device=device)
-    model = load_model(config, weights, dtype, device, context_length=shape["context_length"])
-    shape |= {"page_size": args.page_size, "num_tokens_vocab": config.vocab_size}
-    if device.type == "cpu":
+    weights = iterate_weights(files, shape.kv_dtype, device=shape.device)
+    model = load_model(config, weights, shape.kv_dtype, shape.device, context_length=shape.context_length)
+    if shape.device.type == "cpu":
         from srt.executor.model_runner import ModelRunner
 
-        return ModelRunner(model, config, **shape, kv_dtype=dtype, device=device)
+        return ModelRunner(model, config, shape)
     from srt.executor.cuda_runner import CudaRunner
 
-    runner = CudaRunner(
-        model, config, **shape, kv_dtype=dtype, device=device, most_tokens=args.chunk, graphs=not args.no_graphs
-    )
+    runner = CudaRunner(model, config, shape, most_tokens=args.chunk, graphs=not args.no_graphs)
     runner.warm_up()
     return runner
 
@@ -183,17 +179,16 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    dtype, device, config = (
-        getattr(torch, args.dtype),
-        torch.device(args.device),
-        ModelConfig.from_hf(SHAPES[args.model]),
-    )
+    dtype, device = getattr(torch, args.dtype), torch.device(args.device)
+    config = ModelConfig.from_hf(SHAPES[args.model])
     begin = time.perf_counter()
     context_length = -(-max(args.context + args.steps, args.prompt) // args.page_size) * args.page_size + args.page_size
     num_rows = max(*args.rows, args.prompts)
     pool_tokens = num_rows * context_length
-    shape = {"num_rows": num_rows, "context_length": context_length, "pool_tokens": pool_tokens}
-    runner = make_runner(config, device, dtype, args, **shape)
+    shape = ExecutorShape(
+        num_rows, context_length, pool_tokens, args.page_size, config.vocab_size, kv_dtype=dtype, device=device
+    )
+    runner = make_runner(config, shape, args)
     report: dict[str, Any] = {"model": args.model, "device": args.device, "dtype": args.dtype}
     report["ready_s"] = round(time.perf_counter() - begin, 2)
     sampling = SamplingParams(max_new_tokens=1, temperature=args.temperature)

@@ -17,9 +17,10 @@ from srt.executor.attention.flashinfer_kernel import HeadShape
 from srt.executor.cuda_graph import DecodeGraph, DecodeGraphs
 from srt.executor.cuda_sampler import CudaSampler, ends
 from srt.executor.forward_batch import ForwardBatch
-from srt.executor.kv_cache import SplitKVCache
+from srt.executor.kv_cache import zeros
 from srt.executor.prompt_graph import PromptGraphs
 from srt.executor.sampler import Sampled
+from srt.executor.shape import ExecutorShape
 from srt.executor.tables import RowTables
 from srt.executor.upload import upload
 from srt.kernels import sampling
@@ -27,7 +28,6 @@ from srt.layers.attention import kv_head_range
 from srt.messages import SamplingParams
 from srt.model_config import ModelConfig
 from srt.models.llama import LlamaForCausalLM
-from srt.parallel import ParallelContext
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
 
 FILTERS_ONLY = SamplingParams(max_new_tokens=1, top_p=0.5)
@@ -51,25 +51,13 @@ class CudaRunner:
         self,
         model: LlamaForCausalLM,
         config: ModelConfig,
+        shape: ExecutorShape,
         *,
-        num_rows: int,
-        context_length: int,
-        pool_tokens: int,
-        page_size: int,
-        num_tokens_vocab: int,
-        kv_dtype: torch.dtype,
-        device: torch.device,
         most_tokens: int,
-        parallel: ParallelContext | None = None,
         graphs: bool = True,
     ):
-        """Allocates the pool: `pool_tokens` plus the spare page. Without `graphs` all is launched kernel by kernel.
-
-        A step computes up to `most_tokens`. Table rows are 0 .. num_rows - 1; `num_tokens_vocab` is the number of
-        tokens that exist, the tokenizer's.
-        """
-        parallel = parallel or ParallelContext()
-        num_kv_heads = len(kv_head_range(parallel, config.num_kv_heads))
+        """Allocates the pool. A step computes up to `most_tokens`; without `graphs` it is launched kernel by kernel."""
+        device, num_rows = shape.device, shape.num_rows
         self._model = model
         self._device = device
         self._most_tokens = most_tokens
@@ -77,25 +65,24 @@ class CudaRunner:
         self._copies = torch.cuda.Stream(device)
         self._copied = torch.cuda.Event()  # the tokens of the last step that sampled
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._tables = RowTables(num_rows + 1, context_length, device)
-            cache = SplitKVCache(
-                num_layers=config.num_layers,
-                pool_tokens=pool_tokens,
-                page_size=page_size,
-                num_kv_heads=num_kv_heads,
-                head_dim=config.head_dim,
-                dtype=kv_dtype,
-                device=device,
+            self._tables = RowTables(num_rows + 1, shape.context_length, device)
+            heads = HeadShape(
+                config.num_heads // shape.parallel.size,
+                len(kv_head_range(shape.parallel, config.num_kv_heads)),
+                config.head_dim,
+                shape.page_size,
+                shape.kv_dtype,
             )
-            shape = HeadShape(config.num_heads // parallel.size, num_kv_heads, config.head_dim, page_size, kv_dtype)
-            self._attention = FlashInferBackend(cache, shape, num_rows, device)
-            self._sampler = CudaSampler(num_rows, min(num_tokens_vocab, config.vocab_size), device)
+            num_slots = shape.pool_tokens + shape.page_size
+            kv = zeros((config.num_layers, 2, num_slots, heads.num_kv_heads, heads.head_dim), shape.kv_dtype, device)
+            self._attention = FlashInferBackend(list(kv), heads, num_rows, device)
+            self._sampler = CudaSampler(num_rows, min(shape.num_tokens_vocab, config.vocab_size), device)
             self._graphs: DecodeGraphs | None = None
             self._prompts = PromptGraphs(model, self._attention, most_tokens if graphs else 0)
             if graphs:
                 pool = torch.cuda.graph_pool_handle()
                 self._graphs = DecodeGraphs(
-                    model, self._attention, self._sampler, self._tables, config.vocab_size, kv_dtype
+                    model, self._attention, self._sampler, self._tables, config.vocab_size, shape.kv_dtype
                 )
                 self._graphs.capture(pool)
                 self._prompts.capture(pool)

@@ -9,6 +9,7 @@ import torch
 
 from srt.config import ServerConfig
 from srt.executor.memory_plan import MemoryPlan, available_ram, gib, own_ram
+from srt.executor.shape import ExecutorShape
 from srt.kernels import cpu
 from srt.model_config import ModelConfig, ModelError
 from srt.models.llama import LlamaForCausalLM
@@ -61,16 +62,16 @@ def make_executor(
     assert config.max_running_requests is not None
     assert config.context_length is not None
     assert config.chunked_prefill_size is not None
-    shape = {
-        "num_rows": config.max_running_requests,
-        "context_length": config.context_length,
-        "pool_tokens": plan.pool_tokens,
-        "page_size": config.page_size,
-        "num_tokens_vocab": num_tokens_vocab,
-        "kv_dtype": resolve_dtype(config),
-        "device": device,
-        "parallel": parallel,
-    }
+    shape = ExecutorShape(
+        num_rows=config.max_running_requests,
+        context_length=config.context_length,
+        pool_tokens=plan.pool_tokens,
+        page_size=config.page_size,
+        num_tokens_vocab=num_tokens_vocab,
+        kv_dtype=resolve_dtype(config),
+        device=device,
+        parallel=parallel,
+    )
     if device.type == "cpu":
         from srt.executor.model_runner import ModelRunner
 
@@ -79,7 +80,7 @@ def make_executor(
                 "the kernels for this CPU were not compiled, so steps take longer: install a C compiler and Python's "
                 "headers, then this package again"
             )
-        return ModelRunner(model, model_config, **shape)
+        return ModelRunner(model, model_config, shape)
     if model_config.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise ModelError(
@@ -91,7 +92,7 @@ def make_executor(
         runner = CudaRunner(
             model,
             model_config,
-            **shape,
+            shape,
             most_tokens=config.chunked_prefill_size,
             graphs=not config.disable_cuda_graph,
         )

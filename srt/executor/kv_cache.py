@@ -43,28 +43,6 @@ class KVCache:
         return self._kv_TSC[layer]
 
 
-class SplitKVCache:
-    """K and V apart, as the kernels of a GPU read them; slots and the spare page as above."""
-
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        pool_tokens: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        shape = (num_layers, 2, pool_tokens + page_size, num_kv_heads, head_dim)
-        self._kv_2TGC = list(zeros(shape, dtype, device))
-
-    def layer(self, layer: int) -> torch.Tensor:
-        """Keys, then values, of all slots, [2, T, G, C]."""
-        return self._kv_2TGC[layer]
-
-
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, because a masked position still multiplies its V by 0, and what lay in the memory before may be NaN.
 

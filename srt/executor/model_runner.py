@@ -13,11 +13,11 @@ from srt.executor.forward_batch import ForwardBatch
 from srt.executor.kv_cache import KVCache
 from srt.executor.sampler import Sampled, Sampler
 from srt.executor.sampling_table import SamplingTable
+from srt.executor.shape import ExecutorShape
 from srt.executor.tables import RowTables
 from srt.layers.attention import kv_head_range
 from srt.model_config import ModelConfig
 from srt.models.llama import LlamaForCausalLM
-from srt.parallel import ParallelContext
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 
 
@@ -37,41 +37,24 @@ class ModelRunner:
     So the scheduler plans and commits exactly as it does beside a GPU, and nothing runs at the same time as it.
     """
 
-    def __init__(
-        self,
-        model: LlamaForCausalLM,
-        config: ModelConfig,
-        *,
-        num_rows: int,
-        context_length: int,
-        pool_tokens: int,
-        page_size: int,
-        num_tokens_vocab: int,
-        kv_dtype: torch.dtype,
-        device: torch.device,
-        parallel: ParallelContext | None = None,
-    ):
-        """Allocates the pool: `pool_tokens` plus the spare page.
-
-        Table rows are 0 .. num_rows - 1; `num_tokens_vocab` is the number of tokens that exist, the tokenizer's.
-        """
-        parallel = parallel or ParallelContext()
-        num_kv_heads = len(kv_head_range(parallel, config.num_kv_heads))
+    def __init__(self, model: LlamaForCausalLM, config: ModelConfig, shape: ExecutorShape):
+        """Allocates the pool."""
+        device = shape.device
         self._model = model
-        self._tables = RowTables(num_rows, context_length, device)
+        self._tables = RowTables(shape.num_rows, shape.context_length, device)
         self._cache = KVCache(
             num_layers=config.num_layers,
-            pool_tokens=pool_tokens,
-            page_size=page_size,
-            num_kv_heads=num_kv_heads,
+            pool_tokens=shape.pool_tokens,
+            page_size=shape.page_size,
+            num_kv_heads=len(kv_head_range(shape.parallel, config.num_kv_heads)),
             head_dim=config.head_dim,
             # A CPU only stores in this type, and float16 keeps three more bits than bfloat16.
-            dtype=torch.float16 if device.type == "cpu" and kv_dtype == torch.bfloat16 else kv_dtype,
+            dtype=torch.float16 if device.type == "cpu" and shape.kv_dtype == torch.bfloat16 else shape.kv_dtype,
             device=device,
         )
         self._attention = TorchNativeBackend(self._cache)
-        self._sampling = SamplingTable(num_rows)
-        self._sampler = Sampler(self._sampling, min(num_tokens_vocab, config.vocab_size), device)
+        self._sampling = SamplingTable(shape.num_rows)
+        self._sampler = Sampler(self._sampling, min(shape.num_tokens_vocab, config.vocab_size), device)
         self._queue: deque[Launched] = deque()
 
     def forward(self, batch: ScheduleBatch) -> Launched:

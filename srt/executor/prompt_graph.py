@@ -86,7 +86,7 @@ class PromptGraphs:
             turns_P2F,
             positions_N,
             slots_N,
-            self._attention.cache.layer(layer),
+            self._attention.cache[layer],
             *(norms or (None, None, 0.0)),
             q_NHC=self._q_NHC[:size],
         )

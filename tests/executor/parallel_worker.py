@@ -15,6 +15,7 @@ import torch
 from step_driver import StepDriver
 
 from srt.executor.model_runner import ModelRunner
+from srt.executor.shape import ExecutorShape
 from srt.messages import SamplingParams
 from srt.model_config import ModelConfig, RopeScaling
 from srt.models.loader import load_model
@@ -59,14 +60,16 @@ def generate(config: ModelConfig, weights: dict[str, torch.Tensor], parallel: Pa
     runner = ModelRunner(
         model,
         config,
-        num_rows=2,
-        context_length=64,
-        pool_tokens=128,
-        page_size=1,
-        num_tokens_vocab=config.vocab_size,
-        kv_dtype=torch.float32,
-        device=device,
-        parallel=parallel,
+        ExecutorShape(
+            num_rows=2,
+            context_length=64,
+            pool_tokens=128,
+            page_size=1,
+            num_tokens_vocab=config.vocab_size,
+            kv_dtype=torch.float32,
+            device=device,
+            parallel=parallel,
+        ),
     )
     driver = StepDriver(runner, pool_tokens=128, page_size=1)
     greedy = SamplingParams(max_new_tokens=9, temperature=0.0)

@@ -11,6 +11,7 @@ import torch
 from server import reference_model
 from step_driver import StepDriver, Tenant
 
+from srt.executor.shape import ExecutorShape
 from srt.executor.weights import iterate_weights
 from srt.messages import SamplingParams
 from srt.model_files import ModelFiles
@@ -49,13 +50,15 @@ def driver(request, default_model: ModelFiles) -> StepDriver:
     runner = CudaRunner(
         load_model(config, weights, torch.bfloat16, device, context_length=CONTEXT),
         config,
-        num_rows=ROWS,
-        context_length=CONTEXT,
-        pool_tokens=POOL,
-        page_size=1,
-        num_tokens_vocab=config.vocab_size,
-        kv_dtype=torch.bfloat16,
-        device=device,
+        ExecutorShape(
+            num_rows=ROWS,
+            context_length=CONTEXT,
+            pool_tokens=POOL,
+            page_size=1,
+            num_tokens_vocab=config.vocab_size,
+            kv_dtype=torch.bfloat16,
+            device=device,
+        ),
         most_tokens=2048,
         graphs=request.param,
     )

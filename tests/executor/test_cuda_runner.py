@@ -13,6 +13,7 @@ from step_driver import StepDriver, Tenant
 from test_sampler import reference_noise
 from tiny_models import VOCAB, hf_model, our_config
 
+from srt.executor.shape import ExecutorShape
 from srt.messages import SamplingParams
 from srt.models.loader import load_model
 
@@ -37,13 +38,15 @@ def build(model, *, page_size=1, pool_tokens=4096, num_rows=8, context_length=51
     runner = CudaRunner(
         load_model(config, model.state_dict().items(), torch.bfloat16, device, context_length=context_length),
         config,
-        num_rows=num_rows,
-        context_length=context_length,
-        pool_tokens=pool_tokens,
-        page_size=page_size,
-        num_tokens_vocab=VOCAB,
-        kv_dtype=torch.bfloat16,
-        device=device,
+        ExecutorShape(
+            num_rows=num_rows,
+            context_length=context_length,
+            pool_tokens=pool_tokens,
+            page_size=page_size,
+            num_tokens_vocab=VOCAB,
+            kv_dtype=torch.bfloat16,
+            device=device,
+        ),
         most_tokens=256,
         graphs=graphs,
     )

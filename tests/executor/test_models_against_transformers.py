@@ -10,6 +10,7 @@ from step_driver import StepDriver
 from tiny_models import FAMILIES, ROPES, VOCAB, hf_model, our_config
 
 from srt.executor.model_runner import ModelRunner
+from srt.executor.shape import ExecutorShape
 from srt.messages import SamplingParams
 from srt.model_config import ARCHITECTURES, ModelError
 from srt.models import MODELS
@@ -29,13 +30,15 @@ def build(model, *, page_size=1, pool_tokens=1024, num_rows=8, context_length=12
     runner = ModelRunner(
         ours,
         config,
-        num_rows=num_rows,
-        context_length=context_length,
-        pool_tokens=pool_tokens,
-        page_size=page_size,
-        num_tokens_vocab=VOCAB,
-        kv_dtype=torch.float32,
-        device=CPU,
+        ExecutorShape(
+            num_rows=num_rows,
+            context_length=context_length,
+            pool_tokens=pool_tokens,
+            page_size=page_size,
+            num_tokens_vocab=VOCAB,
+            kv_dtype=torch.float32,
+            device=CPU,
+        ),
     )
     return StepDriver(runner, pool_tokens=pool_tokens, page_size=page_size)
 
@@ -150,13 +153,15 @@ def test_bfloat16_weights_and_cache_stay_close():
     runner = ModelRunner(
         ours,
         config,
-        num_rows=2,
-        context_length=128,
-        pool_tokens=128,
-        page_size=1,
-        num_tokens_vocab=VOCAB,
-        kv_dtype=torch.bfloat16,
-        device=CPU,
+        ExecutorShape(
+            num_rows=2,
+            context_length=128,
+            pool_tokens=128,
+            page_size=1,
+            num_tokens_vocab=VOCAB,
+            kv_dtype=torch.bfloat16,
+            device=CPU,
+        ),
     )
     spy: list[torch.Tensor] = []
     head = ours.logits

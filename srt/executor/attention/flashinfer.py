@@ -24,7 +24,6 @@ from srt.executor.attention.flashinfer_kernel import (
     scratch_bytes,
 )
 from srt.executor.forward_batch import ForwardBatch
-from srt.executor.kv_cache import SplitKVCache
 from srt.executor.upload import upload
 from srt.kernels import decode_attention, decode_inputs, rope
 from srt.layers.attention import QKNorms
@@ -82,7 +81,8 @@ class FewRowsPart:
 
 
 class FlashInferBackend:
-    def __init__(self, cache: SplitKVCache, shape: HeadShape, most_rows: int, device: torch.device):
+    def __init__(self, cache: list[torch.Tensor], shape: HeadShape, most_rows: int, device: torch.device):
+        """`cache` has each layer's keys, then its values, of all slots: [2, T, G, C], finite throughout."""
         self.shape = shape
         self.device = device
         self.cache = cache
@@ -143,7 +143,7 @@ class FlashInferBackend:
 class StepAttention:
     """One step's `FusedAttend`."""
 
-    def __init__(self, cache: SplitKVCache, positions_N: torch.Tensor, slots_N: torch.Tensor, parts: list[Part]):
+    def __init__(self, cache: list[torch.Tensor], positions_N: torch.Tensor, slots_N: torch.Tensor, parts: list[Part]):
         self._cache = cache
         self._positions_N = positions_N
         self._slots_N = slots_N
@@ -157,7 +157,7 @@ class StepAttention:
             turns_P2F,
             self._positions_N,
             self._slots_N,
-            self._cache.layer(layer),
+            self._cache[layer],
             *(norms or (None, None, 0.0)),
         )
         o_NHC = torch.empty_like(q_NHC)
@@ -166,6 +166,6 @@ class StepAttention:
 
     def attend(self, layer: int, q_NHC: torch.Tensor, o_NHC: torch.Tensor) -> None:
         """The rest of it, once queries are rotated and K/V stored."""
-        kv_2TGC = self._cache.layer(layer)
+        kv_2TGC = self._cache[layer]
         for part in self._parts:
             part.run(q_NHC[part.tokens], kv_2TGC, o_NHC[part.tokens])
