@@ -47,10 +47,15 @@ class Mirror:
         if welcome != _WELCOME:
             raise ConfigError(f"node 0, {address[0]}, does not know the token that rank {rank} brought")
         self._socket.settimeout(None)
+        self._unsent = b""
 
     def write(self, at: int, data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.sendall(_WRITE.pack(at, len(data)) + data)
+        """A rank's write to its ring is followed by one to its record's head, at 0, and travels with that."""
+        self._unsent += _WRITE.pack(at, len(data)) + data
+        if at == 0:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(self._unsent)
+            self._unsent = b""
 
 
 def main(spec: ChildSpec, ready: Ready) -> None:

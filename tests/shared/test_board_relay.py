@@ -83,7 +83,9 @@ def test_nobody_else_writes_to_the_board(tmp_path, capfd):
             for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100):
                 with socket.create_connection((meeting.host, meeting.board_port)) as stranger:
                     stranger.sendall(words)
-            Mirror(meeting, 2).write(RECORD_BYTES - 1, b"xx")  # into the record of rank 3
+            intruder = Mirror(meeting, 2)
+            intruder.write(RECORD_BYTES - 1, b"xx")  # into the record of rank 3
+            intruder.write(0, b"")
             record = RankRecord(Board.create(str(tmp_path / "elsewhere"), 4), 3)
             record.mirror(Mirror(meeting, 3).write)
             record.step(decision(5))
