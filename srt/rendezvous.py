@@ -21,12 +21,14 @@ MEET_SECONDS = 600
 """How long ranks wait for those of nodes that are not there yet."""
 
 POLL_SECONDS = 0.1
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Without it gloo listens where the host's name leads."""
 
 log = logging.getLogger(__name__)
 
 
 def meet_on_host(path: str, size: int) -> dist.Store:
-    _talk_over("lo")
+    os.environ[GLOO_INTERFACE] = "lo"
     return dist.FileStore(path, size)
 
 
@@ -35,8 +37,18 @@ def meet_at_node_0(config: ServerConfig, rank: int) -> dist.Store:
     assert config.dist_init_addr is not None
     host, port = split_address(config.dist_init_addr)
     family, _, _, _, address = _resolve(host, port)
-    _talk_over(interface_towards(family, address))
+    interface = interface_towards(family, address)
+    os.environ[GLOO_INTERFACE] = interface
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # an operator may know better
     store = _listen(family, address) if rank == 0 else _reach(address)
+    try:
+        _await_all(store, config, rank)
+    except dist.DistError:
+        raise ConfigError(f"node 0 has gone from {config.dist_init_addr} before all ranks were there") from None
+    return store
+
+
+def _await_all(store: dist.Store, config: ServerConfig, rank: int) -> None:
     sizes = f"--nnodes {config.nnodes} --tp-size {config.tp_size}"
     agreed = store.compare_set("sizes", "", sizes).decode()
     if agreed != sizes:
@@ -47,14 +59,13 @@ def meet_at_node_0(config: ServerConfig, rank: int) -> dist.Store:
         log.info("waiting at %s for the ranks of the other nodes", config.dist_init_addr)
     deadline = time.monotonic() + MEET_SECONDS
     for other in range(config.tp_size):
-        while not store.check([f"rank {other}"]):  # its own way to wait hears no signal
+        while not store.check([f"rank {other}"]):  # the store's own way to wait hears no signal
             if time.monotonic() > deadline:
                 node = other // config.ranks_per_node
                 raise ConfigError(
                     f"rank {other} did not come to {config.dist_init_addr} within {MEET_SECONDS} s: start node {node}"
                 )
             time.sleep(POLL_SECONDS)
-    return store
 
 
 def interface_towards(family: int, address: tuple) -> str:
@@ -71,12 +82,6 @@ def interface_towards(family: int, address: tuple) -> str:
         if own in (entry.address for entry in addresses):
             return name
     raise ConfigError(f"no network interface has {own}, this host's address towards --dist-init-addr {address[0]}")
-
-
-def _talk_over(interface: str) -> None:
-    """Else gloo listens where the host's name leads. An operator's settings of NCCL stand."""
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
 
 def _resolve(host: str, port: int) -> tuple:
