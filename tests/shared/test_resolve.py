@@ -1,0 +1,33 @@
+"""What the user left open, and what the model and the hosts do not allow."""
+
+from __future__ import annotations
+
+import pytest
+from shared.test_config import MODEL
+
+from launch import resolve
+from srt.config import ConfigError, ServerConfig
+
+
+def config(size, nodes):
+    return ServerConfig(device="cpu", tp_size=size, nnodes=nodes, dist_init_addr="10.0.0.1:5000")
+
+
+@pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])
+def test_ranks_that_share_evenly_are_served(size, nodes):
+    assert resolve(config(size, nodes), MODEL, 0).ranks_per_node == size // nodes
+
+
+@pytest.mark.parametrize(
+    ("size", "nodes", "words"),
+    [
+        (3, 1, "--tp-size 3 does not divide the model's 4 heads, .*; sizes that do: 1, 2, 4$"),
+        (3, 2, "--tp-size 3 does not divide the model's 4 heads, .*; sizes that do: 2, 4$"),
+        (1, 2, "--tp-size 1 does not spread evenly over --nnodes 2; sizes that do: 2, 4$"),
+        (2, 4, "--tp-size 2 does not spread evenly over --nnodes 4; sizes that do: 4$"),
+        (4, 3, "--tp-size 4 does not spread evenly over --nnodes 3; no size does$"),
+    ],
+)
+def test_the_sizes_that_would_do_are_named(size, nodes, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve(config(size, nodes), MODEL, 0)
