@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from faulty_ranks import ENVIRONMENT, SMALL
@@ -28,6 +29,7 @@ def two_nodes(
     device: str = "fake",
     host: str = "127.0.0.2",
     prefix: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Server, Server]]:
     """Node 0, at `host`, and node 1, behind the command `prefix`, ready.
 
@@ -35,7 +37,7 @@ def two_nodes(
     """
     address = f"{host}:{free_port()}"
     flags += ("--model-path", model, "--tp-size", str(size), "--nnodes", "2", "--dist-init-addr", address)
-    env = {**ENVIRONMENT, "FAULT": fault, "DEVICE": device}
+    env = {**ENVIRONMENT, "FAULT": fault, "DEVICE": device, **(env or {})}
     other = Server(*flags, "--node-rank", "1", module="faulty_ranks", env=env, prefix=prefix)
     zero = Server(*flags, "--node-rank", "0", module="faulty_ranks", env=env)
     nodes = (zero, other)
@@ -126,6 +128,25 @@ def test_two_nodes_answer_as_one_rank(small_model: str, size: int) -> None:
         expected = answers(one)
     with two_nodes(small_model, *flags, size=size, device="model") as (zero, _):
         assert answers(zero) == expected
+
+
+@pytest.mark.slow
+def test_ranks_of_two_nodes_agree_at_every_step(small_model: str) -> None:
+    """Their clocks are hours apart, and one of them is slow now and then."""
+    with two_nodes(small_model, *SMALL, size=4, env={"CHAOS": "1"}) as (zero, _):
+        done = threading.Event()
+        clients = [Client(zero, seed, until=done, leaves=0.3) for seed in range(10)]
+        while zero.info()["ranks"][0]["step"] < 3000:
+            assert all(rank["heartbeat_age"] < 10 for rank in zero.info()["ranks"])
+            time.sleep(0.05)
+        done.set()
+        for client in clients:
+            client.join(30)
+            assert not client.is_alive()
+            assert not client.error
+            assert client.wrong is None
+        zero.wait_idle(10)
+        wait_until(lambda: len({rank["digest"] for rank in zero.info()["ranks"]}) == 1, 5, lambda: zero.log)
 
 
 FAULTS = {
