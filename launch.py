@@ -372,8 +372,7 @@ async def _explain(fault: str, children: list[Child], schedulers: list[Child], b
     found = difference(records) or next(iter(killed), None) or first_failure(records)
     if found is None and not any(child.has_ended for child in children):  # then somebody hangs
         for child in schedulers:
-            child.dump_stacks()
-        await asyncio.sleep(LAST_WORDS_SECONDS)
+            child.dump_stacks()  # which they do while clients read why the house ends
     return found or fault
 
 
