@@ -80,17 +80,18 @@ class Ledger:
         """How many tokens of `key` an `open` would find cached. Pure: nothing counts as used."""
         return self._match(namespace, key).length
 
+    def fits(self, namespace: bytes, key: bytes, length: int, reserve: int = 0) -> bool:
+        """Whether an `open` would find the slots, if a row is free. Pure."""
+        return self._fits(self._match(namespace, key), length, reserve)
+
     def open(self, namespace: bytes, key: bytes, length: int, reserve: int = 0) -> Tenancy | None:
         """Gives a request a row, the cached prefix of `key`, and slots for all positions below `length`.
 
         `key` holds the tokens that may match: all but the last, if one is to be computed. None, with nothing changed,
         if no row is free or if fewer than `reserve` tokens would then be available.
         """
-        if not self.pool.free_rows:
-            return None
         match = self._match(namespace, key)
-        missing = max(0, self._whole_pages(length) - match.length)
-        if missing + reserve > self.available_tokens - self.cache.tokens_to_lock(match):
+        if not self.pool.free_rows or not self._fits(match, length, reserve):
             return None
         node = self.cache.acquire(namespace, match)
         row = self.pool.alloc()
@@ -147,12 +148,21 @@ class Ledger:
         line = self.table[tenancy.row]
         tenancy.node, duplicates = self.cache.insert(tenancy.node, key[: end * TOKEN_BYTES], start, line[start:end])
         tenancy.shared = end
-        if not duplicates:
-            return unchanged
-        slots = np.concatenate(duplicates)
-        self.allocator.free(line[start : start + len(slots)])
-        line[start : start + len(slots)] = slots
-        return start
+        return self._replace(tenancy, start, duplicates) if duplicates else unchanged
+
+    def adopt(self, tenancy: Tenancy, key: bytes) -> int:
+        """Takes over what the tree has of `key` by now beyond the row's shared tokens, as `share` does with duplicates.
+
+        Returns the first position whose entry changed, the number of tokens in `key` if none did.
+        """
+        start = tenancy.shared
+        assert len(key) <= tenancy.allocated * TOKEN_BYTES, "tokens without slots"
+        if self._cache_enabled:
+            tenancy.node, found = self.cache.descend(tenancy.node, key, start)
+            if found:
+                tenancy.shared = start + sum(map(len, found))
+                return self._replace(tenancy, start, found)
+        return len(key) // TOKEN_BYTES
 
     def close(self, tenancy: Tenancy, key: bytes | None) -> None:
         """Ends a tenancy. `key` holds the computed tokens to cache first; None caches nothing more."""
@@ -172,6 +182,18 @@ class Ledger:
 
     def _match(self, namespace: bytes, key: bytes) -> Match:
         return self.cache.match(namespace, key) if self._cache_enabled else Match([], 0, 0)
+
+    def _fits(self, match: Match, length: int, reserve: int) -> bool:
+        missing = max(0, self._whole_pages(length) - match.length)
+        return missing + reserve <= self.available_tokens - self.cache.tokens_to_lock(match)
+
+    def _replace(self, tenancy: Tenancy, start: int, found: list[np.ndarray]) -> int:
+        """Frees the row's own slots from `start` on for those the tree has; returns `start`."""
+        slots = np.concatenate(found)
+        line = self.table[tenancy.row, start : start + len(slots)]
+        self.allocator.free(line)
+        line[:] = slots
+        return start
 
     def _take(self, pages: int) -> np.ndarray:
         """Slots of `pages` pages, after evicting what is missing."""

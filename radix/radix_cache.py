@@ -54,19 +54,25 @@ class RadixCache:
         self._lock(match.path, match.overhang)
         return match.path[-1] if match.path else root
 
+    def descend(self, node: Node, key: bytes, start: int) -> tuple[Node, list[np.ndarray]]:
+        """Moves the lock of the locked `node`, which ends at token `start` of `key`, down to what is cached behind it.
+
+        Returns the deepest node and the slots of the tokens found, whole pages of them.
+        """
+        path, _, overhang = walk(node, key, start * TOKEN_BYTES, self._page_bytes)
+        self._lock(path, overhang)
+        return (path[-1] if path else node), [found.slots for found in path]
+
     def insert(self, node: Node, key: bytes, start: int, slots: np.ndarray) -> tuple[Node, list[np.ndarray]]:
         """Caches what follows the locked `node`, which ends at token `start` of `key`, and moves the lock down to it.
 
         `slots` holds those of the tokens from `start` on, whole pages of them, and `key` ends with the last. Returns
         the deepest node, and the slots of the tokens that were here already: as many of the caller's were not taken.
         """
-        path, position, overhang = walk(node, key, start * TOKEN_BYTES, self._page_bytes)
-        self._lock(path, overhang)
-        duplicates = [found.slots for found in path]
-        if path:
-            node = path[-1]
-        if position < len(key):
-            node = self._store(node, key[position:], slots[position // TOKEN_BYTES - start :].copy())
+        node, duplicates = self.descend(node, key, start)
+        taken = sum(map(len, duplicates))
+        if taken < len(slots):
+            node = self._store(node, key[(start + taken) * TOKEN_BYTES :], slots[taken:].copy())
             node.lock_ref = 1
         return node, duplicates
 

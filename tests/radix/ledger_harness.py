@@ -132,6 +132,7 @@ class Harness:
         heads = self.heads(namespace, tokens[:matched])
         evictable = [page for page in self.evictable() if page not in heads]
         fits = missing * self.page_size + reserve <= (len(self.free) + len(evictable)) * self.page_size
+        assert self.ledger.fits(namespace, to_key(key_tokens), length, reserve) == fits
         before = cached_pages(self.ledger)
         tenancy = self.ledger.open(namespace, to_key(key_tokens), length, reserve)
         assert (tenancy is not None) == (fits and len(self.requests) < self.num_rows)
@@ -201,6 +202,19 @@ class Harness:
         result = self.ledger.share(request.tenancy, to_key(request.tokens[:end]))
         differs = np.flatnonzero(before != row[: len(before)])
         assert result == expected == (differs[0] if len(differs) else end)
+        self.check()
+
+    def adopt(self, request: Request, end: int) -> None:
+        size, tokens = self.page_size, request.tokens[: min(end, request.tenancy.allocated)]
+        expected = len(tokens)
+        for name in self.heads(request.namespace, tokens)[request.shared // size :]:
+            if name not in self.cached:
+                break
+            expected = min(expected, request.shared)
+            self.free.append(request.own.pop(0))
+            request.shared += size
+        request.computed = max(request.computed, request.shared)
+        assert self.ledger.adopt(request.tenancy, to_key(tokens)) == expected
         self.check()
 
     def close(self, request: Request, end: int | None) -> None:

@@ -41,6 +41,8 @@ def drive(harness: Harness, rng: random.Random, operations: int) -> None:
             harness.compute(request, rng.randrange(context + 1))
         elif choice < 0.75:
             harness.share(request, rng.choice([request.computed, rng.randrange(context)]))
+        elif choice < 0.8:
+            harness.adopt(request, rng.choice([context, rng.randrange(context)]))
         elif choice < 0.995:
             harness.close(request, rng.choice([None, context, context, rng.randrange(context)]))
         else:
@@ -97,6 +99,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), end=st.integers(0, 20))
     def share(self, data: st.DataObject, end: int) -> None:
         self.harness.share(self.pick(data), end)
+
+    @precondition(lambda self: self.harness.requests)
+    @rule(data=st.data(), end=st.integers(0, 20))
+    def adopt(self, data: st.DataObject, end: int) -> None:
+        self.harness.adopt(self.pick(data), end)
 
     @precondition(lambda self: self.harness.requests)
     @rule(data=st.data(), end=st.none() | st.integers(0, 20))
