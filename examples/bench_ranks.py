@@ -34,7 +34,7 @@ from srt.scheduler.observer import BoardObserver
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
-from srt.scheduler.policy import first_come_first_served
+from srt.scheduler.policy import make_queue
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 from srt.scheduler.scheduler import Scheduler
 from srt.transport import Endpoints, Sender
@@ -87,7 +87,7 @@ def run_rank(folder: str, rank: int, size: int, rows: int, steps: int) -> dict[s
     ranks = Ranks(meet_on_host(endpoints.rendezvous, size), rank, size, "gloo")
     length = PROMPT + steps + WARM_UP + 8
     ledger = Ledger(num_pages=rows * length, page_size=1, num_rows=rows, context_length=length)
-    planner = Planner(ledger, first_come_first_served, rows * PROMPT, rows)
+    planner = Planner(ledger, make_queue("fcfs", ledger), rows * PROMPT, rows)
     planner._reserve_ratio = 0.0
     output = Output([b"x"] * VOCAB, bytes(VOCAB))
     consensus = BoardConsensus(record, planner, output, ledger)

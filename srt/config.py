@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-SCHEDULE_POLICIES = ("fcfs", "lpm")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -50,6 +50,7 @@ class ServerConfig:
     chunked_prefill_size: int | None = flag(None, "most tokens computed in one step; longer prompts go in chunks")
     page_size: int = flag(1, "tokens per page of the KV cache; prefixes are shared page by page")
     schedule_policy: str = flag("fcfs", "order of the waiting queue", choices=SCHEDULE_POLICIES)
+    schedule_low_priority_values_first: bool = flag(False, "the lowest priority is the most urgent, not the highest")
     disable_radix_cache: bool = flag(False, "forget the K/V of finished requests")
     disable_cuda_graph: bool = flag(False, "launch each kernel of a decode step by itself, to debug")
     disable_overlap_schedule: bool = flag(False, "plan a step only after the last one's tokens are known")
@@ -79,6 +80,8 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{flag_name(name)} must be at least {least}, not {value}")
+        if self.schedule_low_priority_values_first and self.schedule_policy != "priority":
+            raise ConfigError("--schedule-low-priority-values-first needs --schedule-policy priority")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be between 0 and 65535, not {self.port}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:

@@ -9,7 +9,7 @@ from srt.scheduler.interfaces import Executor, Intake, Outlet, Record
 from srt.scheduler.observer import BoardObserver
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
-from srt.scheduler.policy import ORDERS
+from srt.scheduler.policy import make_queue
 from srt.scheduler.scheduler import Scheduler
 
 
@@ -22,6 +22,7 @@ class Settings(Message):
     context_length: int
     cache_enabled: bool
     policy: str
+    low_priority_first: bool
     token_budget: int
     overlap: bool
     eos_token_ids: tuple[int, ...]
@@ -37,7 +38,8 @@ def assemble(settings: Settings, *, executor: Executor, intake: Intake, outlet: 
         context_length=settings.context_length,
         cache_enabled=settings.cache_enabled,
     )
-    planner = Planner(ledger, ORDERS[settings.policy], settings.token_budget, settings.num_rows)
+    waiting = make_queue(settings.policy, ledger, settings.low_priority_first)
+    planner = Planner(ledger, waiting, settings.token_budget, settings.num_rows)
     output = Output(settings.token_bytes, settings.is_special)
     observer = BoardObserver(record, planner, output, ledger)
     observer.step()

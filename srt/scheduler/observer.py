@@ -20,7 +20,7 @@ class BoardObserver:
         self._record.gauges(
             running=len(planner.running),
             waiting=len(planner.waiting),
-            waiting_tokens=planner.waiting_tokens,
+            waiting_tokens=planner.waiting.num_tokens,
             pool_total=ledger.capacity,
             pool_free=ledger.free_tokens,
             pool_cached=ledger.cached_tokens,

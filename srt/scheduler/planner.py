@@ -1,4 +1,4 @@
-"""L2, each rank: decides what the next step computes. Owns the waiting queue and the running list.
+"""L2, each rank: decides what the next step computes. Owns the running list; who waits is the queue's.
 
 Everything here is arithmetic on lengths; no token's value is looked at, so a step is planned while the one before it
 still runs. Decode rows come first and always all run; prompt chunks fill the rest of the token budget, those of
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radix import Ledger
-from srt.scheduler.policy import Order
+from srt.scheduler.policy import WaitingQueue
 from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
 
@@ -24,6 +24,9 @@ from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
 # mostly does so because the client set no limit, and stops long before.
 RESERVE_START, RESERVE_LEAST, RESERVE_DECAY, RESERVE_JUMP = 0.7, 0.1, 0.997, 0.2
 RESERVE_MOST = 4096
+
+PREEMPTED_MOST = 4
+"""How often a request may have been retracted and still give way to a more urgent one."""
 
 
 class Plan(NamedTuple):
@@ -34,25 +37,16 @@ class Plan(NamedTuple):
 class Planner:
     """`token_budget` bounds the tokens of one step, decode rows included, as long as one prompt token gets through."""
 
-    def __init__(self, ledger: Ledger, order: Order, token_budget: int, max_running: int) -> None:
-        self.waiting: list[Request] = []
-        self.waiting_tokens = 0
+    def __init__(self, ledger: Ledger, waiting: WaitingQueue, token_budget: int, max_running: int) -> None:
+        self.waiting = waiting
         self.running: list[Request] = []  # in order of admission
         self.retractions = 0
         self._ledger = ledger
-        self._order = order
         self._token_budget = token_budget
         self._max_running = max_running
         self._reserve_ratio = RESERVE_START
+        self._claimant: Request | None = None  # was refused what less urgent requests have
         self._step = 0
-
-    def enqueue(self, request: Request) -> None:
-        self._wait(request, len(self.waiting))
-
-    def withdraw(self, request: Request) -> None:
-        """Forgets a request that waits."""
-        self.waiting.remove(request)
-        self.waiting_tokens -= request.length
 
     def release(self, request: Request) -> None:
         """Gives back what a finished request holds. Its computed prefix stays in the tree, without the last token."""
@@ -65,22 +59,29 @@ class Planner:
 
     def next_batch(self) -> Plan | None:
         """The next step; None if there is nothing to compute or memory must first come back from a step in flight."""
+        if self._claimant is not None:
+            if self._in_flight():
+                return None
+            self._make_way(self._claimant)
+            self._claimant = None
         decode, prefill = [], []
         for request in self.running:
             if request.wants_forward:
                 (decode if request.num_uncomputed == 1 else prefill).append(request)
         admitted = self._admit()
         while not self._grow(decode):
-            if any(request.in_flight for request in self.running):
-                return None  # retract only with nothing in flight: no launched step still writes to the freed slots
-            victim = self._retract()
+            if self._in_flight():
+                return None
+            victim = self._victim()
+            self._retract(victim)
+            self._reserve_ratio = min(1.0, self._reserve_ratio + RESERVE_JUMP)
             (decode if victim in decode else prefill).remove(victim)
             admitted = iter(())
         num_decode, num_running = len(decode), len(self.running)
         requests, lengths = decode, [1] * num_decode
         budget = max(1, self._token_budget - num_decode)
         for request in chain(prefill, admitted):
-            length = min(budget, request.num_uncomputed)
+            length = self._chunk(request, budget)
             requests.append(request)
             lengths.append(length)
             budget -= length
@@ -91,9 +92,9 @@ class Planner:
         self._reserve_ratio = max(RESERVE_LEAST, self._reserve_ratio * RESERVE_DECAY)
         return Plan(self._batch(requests, lengths, num_decode, self.running[num_running:]), requests)
 
-    def _wait(self, request: Request, place: int) -> None:
-        self.waiting.insert(place, request)
-        self.waiting_tokens += request.length
+    def _in_flight(self) -> bool:
+        """Requests are retracted only with nothing in flight: no launched step still writes to the freed slots."""
+        return any(request.in_flight for request in self.running)
 
     def _grow(self, decode: list[Request]) -> bool:
         """Gives decode rows the slots of their next tokens; False, with nothing changed, if there are too few.
@@ -106,41 +107,93 @@ class Planner:
         self._ledger.grow_all(short, [tenancy.allocated + 1 for tenancy in short])
         return True
 
-    def _retract(self) -> Request:
-        """Of the running requests with the fewest outputs the youngest gives its memory back and waits again."""
+    def _victim(self) -> Request:
+        """Of the running requests the least urgent, of these those with the fewest outputs, of these the youngest."""
         assert len(self.running) > 1, "the limits at the door admit nothing that does not fit alone"
-        victim = min(self.running, key=lambda r: (r.num_output, -r.serial))
+        return min(self.running, key=self._retracted_first)
+
+    def _retracted_first(self, request: Request) -> tuple[int, int, int]:
+        return self.waiting.urgency(request), request.num_output, -request.serial
+
+    def _retract(self, victim: Request) -> None:
+        """It gives its memory back and waits again."""
         self.running.remove(victim)
         self._ledger.close(victim.tenancy, None)
         victim.tenancy = None
         victim.planned = victim.synced = 0
         victim.num_retractions += 1
-        self._wait(victim, 0)
+        self.waiting.add(victim)
         self.retractions += 1
-        self._reserve_ratio = min(1.0, self._reserve_ratio + RESERVE_JUMP)
-        return victim
 
     def _admit(self) -> Iterator[Request]:
         """Moves waiting requests to the running ones, one each time it is asked, if all its slots can be had now."""
-        if not self.waiting or len(self.running) == self._max_running:
+        if not self.waiting:
             return
-        self.waiting = self._order(self.waiting, self._ledger)
-        growth = sum(min(request.max_growth, RESERVE_MOST) for request in self.running)
-        while self.waiting and len(self.running) < self._max_running:
-            request = self.waiting[0]
+        growth = self._growth()
+        while self.waiting:
+            request = self.waiting.first()
             growth += min(request.max_growth, RESERVE_MOST)
-            reserve = int(growth * self._reserve_ratio) if self.running else 0
             length = request.length
-            tenancy = self._ledger.open(request.namespace, request.key(length - 1), length, reserve)
+            tenancy = None
+            if len(self.running) < self._max_running:
+                key = request.key(length - 1)
+                tenancy = self._ledger.open(request.namespace, key, length, self._reserve(growth))
             if tenancy is None:
+                if self.waiting.preemptive and self._less_urgent(request):
+                    self._claimant = request
                 return
-            self.withdraw(request)
+            self.waiting.admit(request)
             self.running.append(request)
             request.tenancy = tenancy
             request.planned = tenancy.cached_tokens
             if request.cached_tokens < 0:
                 request.cached_tokens = tenancy.cached_tokens
             yield request
+
+    def _growth(self) -> int:
+        return sum(min(request.max_growth, RESERVE_MOST) for request in self.running)
+
+    def _reserve(self, growth: int) -> int:
+        """What is kept free for tokens to come; nothing if it would be for the request alone that asks."""
+        return int(growth * self._reserve_ratio) if self.running else 0
+
+    def _less_urgent(self, claimant: Request) -> list[Request]:
+        """The running requests that give way to it, the first to go first."""
+        urgency = self.waiting.urgency
+        victims = [
+            request
+            for request in self.running
+            if urgency(request) < urgency(claimant) and request.num_retractions < PREEMPTED_MOST
+        ]
+        return sorted(victims, key=self._retracted_first)
+
+    def _make_way(self, claimant: Request) -> None:
+        """Retracts less urgent requests until the claimant, if it still waits and would be next, finds a place."""
+        if not self.waiting or self.waiting.first() is not claimant:
+            return
+        for victim in self._less_urgent(claimant):
+            if len(self.running) < self._max_running and self._fits(claimant):
+                return
+            self._retract(victim)
+
+    def _fits(self, request: Request) -> bool:
+        reserve = self._reserve(self._growth() + min(request.max_growth, RESERVE_MOST))
+        return self._ledger.fits(request.namespace, request.key(request.length - 1), request.length, reserve)
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """How much of its prompt a request computes in this step. It enters the tree at once.
+
+        Steps take effect in order, and within one all K/V is stored before any row attends: so who is admitted next,
+        even to the same step, may share it. The last token stays out: everybody computes that one for himself, and
+        nobody may write to where others read.
+        """
+        tenancy, key = request.tenancy, request.key(request.length - 1)
+        changed = self._ledger.adopt(tenancy, key)
+        request.synced = min(request.synced, changed)
+        request.planned = max(request.planned, tenancy.shared)
+        length = min(budget, request.num_uncomputed)
+        self._ledger.share(tenancy, key[: 4 * (request.planned + length)])
+        return length
 
     def _batch(
         self, requests: list[Request], lengths: list[int], num_decode: int, opened: list[Request]

@@ -115,6 +115,7 @@ def _run(
         context_length=config.context_length,
         cache_enabled=not config.disable_radix_cache,
         policy=config.schedule_policy,
+        low_priority_first=config.schedule_low_priority_values_first,
         token_budget=config.chunked_prefill_size,
         overlap=not config.disable_overlap_schedule,
         eos_token_ids=spec.model.eos_token_ids,

@@ -15,6 +15,7 @@ class Request:
     rid: int
     serial: int  # order of arrival: the last word of every sort
     namespace: bytes
+    priority: int
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]  # the request's own, and EOS unless ignored
     tokens: bytearray  # int32 ids of the prompt and of the committed output
@@ -39,6 +40,7 @@ class Request:
             rid=message.rid,
             serial=serial,
             namespace=message.namespace,
+            priority=message.priority,
             sampling=sampling,
             stop_token_ids=sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids),
             tokens=bytearray(message.ids),

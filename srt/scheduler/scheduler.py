@@ -72,7 +72,7 @@ class Scheduler:
             assert plan or prev or not self._requests, "requests are there, and none can move"
             self._consensus.step(inbox, plan)
             # The device is busy from here on.
-            cur = self._launch(plan) if plan else None
+            cur = Launched(plan, self._executor.forward(plan.batch)) if plan else None
             self._outlet.release(inbox.number)
             if prev:
                 self._commit(prev)  # hidden behind cur's forward
@@ -95,7 +95,7 @@ class Scheduler:
                     self._serial += 1
                     request = Request.from_message(message, self._serial, self._eos_token_ids)
                     self._requests[request.rid] = request
-                    self._planner.enqueue(request)
+                    self._planner.waiting.add(request)
                 case AbortRequest(rid=rid, message=reason):
                     self._abort(rid, reason)
                 case FlushCache(ticket=ticket, timeout_s=timeout_s):
@@ -107,7 +107,7 @@ class Scheduler:
             return
         self._output.abort(request, reason)
         if request.tenancy is None:
-            self._planner.withdraw(request)
+            self._planner.waiting.withdraw(request)
             self._forget(request)
         elif request.in_flight == 0:
             self._release(request)
@@ -128,17 +128,7 @@ class Scheduler:
                 reason = f"Cache not flushed: {len(self._requests)} requests are waiting or running."
                 self._outlet.reply(FlushReply(flush.ticket, False, reason))
 
-    # ---- launch and commit ------------------------------------------------------------------------------------------
-
-    def _launch(self, plan: Plan) -> Launched:
-        """Prompts are known before their K/V is, and steps take effect in order: the next plan may share them."""
-        batch, requests = plan
-        handle = self._executor.forward(batch)
-        ends = (batch.start + batch.length).tolist()
-        for request, end in zip(requests[batch.num_decode :], ends[batch.num_decode :], strict=True):
-            changed = self._ledger.share(request.tenancy, request.key(end))
-            request.synced = min(request.synced, changed)
-        return Launched(plan, handle)
+    # ---- commit ------------------------------------------------------------------------------------------
 
     def _masks(self, launched: Launched) -> TokenMasks | None:
         if self._grammars is None:

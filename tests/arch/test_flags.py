@@ -23,6 +23,7 @@ FLAGS = {
     "chunked_prefill_size": ("int | None", None),
     "page_size": ("int", 1),
     "schedule_policy": ("str", "fcfs"),
+    "schedule_low_priority_values_first": ("bool", False),
     "disable_radix_cache": ("bool", False),
     "disable_cuda_graph": ("bool", False),
     "disable_overlap_schedule": ("bool", False),

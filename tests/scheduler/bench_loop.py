@@ -23,7 +23,7 @@ from srt.scheduler.consensus import BoardConsensus
 from srt.scheduler.observer import BoardObserver
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
-from srt.scheduler.policy import first_come_first_served
+from srt.scheduler.policy import make_queue
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 from srt.scheduler.scheduler import Scheduler
 
@@ -98,7 +98,7 @@ def measure(rows: int, page_size: int, stop: tuple[bytes, ...], waiting: int, pa
         record = RankRecord(Board.create(f"{folder}/board", 1), 0)
         tokens = rows * (PROMPT + STEPS + 64)
         ledger = Ledger(num_pages=tokens // page_size, page_size=page_size, num_rows=rows, context_length=8192)
-        planner = Planner(ledger, first_come_first_served, rows * PROMPT, rows)
+        planner = Planner(ledger, make_queue("fcfs", ledger), rows * PROMPT, rows)
         output = Output([b"x"] * VOCAB, bytes(VOCAB))
         seconds: dict[str, float] = {}
         intake = Arrivals(rows, stop, waiting)

@@ -23,6 +23,7 @@ def settings_of(setting: Setting) -> Settings:
         context_length=setting.context_length,
         cache_enabled=setting.cache,
         policy=setting.policy,
+        low_priority_first=setting.low_priority_first,
         token_budget=setting.token_budget,
         overlap=setting.overlap,
         eos_token_ids=EOS,

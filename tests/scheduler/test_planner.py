@@ -12,9 +12,9 @@ import srt.scheduler.planner
 from srt.messages import NewRequest
 
 
-def request(rid: int, prompt: list[int], max_new_tokens: int, seed: int | None = None) -> NewRequest:
+def request(rid: int, prompt: list[int], max_new_tokens: int, seed: int | None = None, priority: int = 0) -> NewRequest:
     """One that ends at its length."""
-    return make_request(rid, prompt, max_new_tokens, seed=seed, ignore_eos=True)
+    return make_request(rid, prompt, max_new_tokens, priority=priority, seed=seed, ignore_eos=True)
 
 
 def run(setting: Setting, script) -> Simulation:
@@ -131,13 +131,34 @@ def test_a_prompt_in_flight_is_shared_by_the_next_step():
     assert simulation.outlet.openings[2].cached_tokens == 11
 
 
-def test_identical_prompts_at_once_end_up_in_one_place():
-    """Both are computed, for neither was there; then one of the copies is given up."""
+def test_identical_prompts_at_once_are_computed_once():
+    """Each computes its last token, for its logits; the first the rest for all of them."""
     setting = Setting(max_running=4, token_budget=64, num_pages=64)
-    simulation = Simulation(setting, {1: [request(rid, list(range(12)), 4, seed=1) for rid in range(4)]})
-    simulation.run().check()
+    simulation = run(setting, {1: [request(rid, list(range(12)), 4, seed=1) for rid in range(4)]})
+    assert simulation.executor.batches[0].length.tolist() == [12, 1, 1, 1]
+    assert [simulation.outlet.openings[rid].cached_tokens for rid in range(4)] == [0, 11, 11, 11]
+    assert simulation.observer.held[:3] == [11 + 4, 11 + 8, 11 + 12]
     assert simulation.ledger.cached_tokens == 12 + 3
-    assert simulation.observer.held[:3] == [12, 12 + 4, 12 + 8]
+
+
+@pytest.mark.parametrize(("page_size", "shared"), [(1, 11), (4, 8), (16, 0)])
+def test_a_step_shares_whole_pages_of_what_it_computes(page_size, shared):
+    setting = Setting(page_size=page_size, token_budget=64, num_pages=64)
+    stem = list(range(11))
+    simulation = run(setting, {1: [request(1, [*stem, 20, 21], 4), request(2, [*stem, 30, 31, 32], 4)]})
+    assert simulation.executor.batches[0].length.tolist() == [13, 14 - shared]
+
+
+def test_a_prompt_takes_over_what_others_bring_while_it_is_computed():
+    """The first answer becomes cached between two chunks of a prompt that contains it."""
+    first = [7] * 4
+    answer = run(Setting(), {1: [request(1, first, 12)]}).outlet.outputs[1]
+    history = [*first, *answer[:11]]
+    script = {1: [request(1, first, 12)], 11: [request(2, [*history, *range(20)], 3)]}
+    simulation = run(Setting(token_budget=3, num_pages=200), script)
+    starts = [start for rows in shapes(simulation) for rid, start, _ in rows if rid == 2]
+    assert simulation.outlet.openings[2].cached_tokens == 3
+    assert starts[:5] == [3, 5, 7, 9, len(history)]
 
 
 def test_cache_off_finds_nothing():
@@ -221,19 +242,20 @@ def test_nothing_is_in_flight_when_a_request_is_retracted(nothing_reserved):
     simulation = Simulation(setting, {1: [request(1, [1] * 4, 24), request(2, [2] * 4, 24)]})
     retract = simulation.planner._retract
 
-    def checked():
+    def checked(victim):
         assert all(request.in_flight == 0 for request in simulation.planner.running)
-        return retract()
+        retract(victim)
 
     simulation.planner._retract = checked
     simulation.run().check()
     assert simulation.planner.retractions > 0
 
 
-def test_nobody_is_admitted_in_the_step_of_a_retraction(nothing_reserved):
+def test_nobody_is_admitted_in_the_step_of_a_retraction(nothing_reserved, monkeypatch):
     """Not even one that would be before the retracted in the queue and fit."""
-    setting = Setting(num_pages=32, max_running=2, policy="lpm", overlap=False)
-    script = {1: [request(1, [1] * 8, 22), request(2, [2] * 4, 22), request(3, [1] * 8 + [9], 1)]}
+    monkeypatch.setattr(srt.scheduler.planner, "PREEMPTED_MOST", 0)
+    setting = Setting(num_pages=32, max_running=2, policy="priority", overlap=False)
+    script = {1: [request(1, [1] * 8, 22), request(2, [2] * 4, 22)], 2: [request(3, [1] * 8 + [9], 1, priority=1)]}
     simulation = Simulation(setting, script)
     retractions = []
     simulation.observer.step = lambda: retractions.append(simulation.planner.retractions)
@@ -260,6 +282,6 @@ def test_retraction_prefers_few_outputs_then_the_youngest(nothing_reserved):
     simulation = Simulation(setting, script)
     victims = []
     retract = simulation.planner._retract
-    simulation.planner._retract = lambda: victims.append(retract()) or victims[-1]
+    simulation.planner._retract = lambda victim: victims.append(victim) or retract(victim)
     simulation.run().check()
     assert [victim.rid for victim in victims[:3]] == [4, 3, 2]

@@ -361,7 +361,7 @@ class RecordingObserver:
         self.running.append(len(self._planner.running))
         self.waiting.append(len(self._planner.waiting))
         self.held.append(self._ledger.held_tokens + self._ledger.locked_tokens)
-        assert self._planner.waiting_tokens == sum(request.num_tokens for request in self._planner.waiting)
+        assert self._planner.waiting.num_tokens == sum(request.num_tokens for request in self._planner.waiting)
 
 
 class ListConsensus:

@@ -21,11 +21,12 @@ from shared.fakes import (
 )
 
 from radix import Ledger, check_ledger
+from srt.config import SCHEDULE_POLICIES
 from srt.limits import Limits
 from srt.messages import AbortRequest, FlushCache, NewRequest, SamplingParams, pack_ids, unpack_ids
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
-from srt.scheduler.policy import ORDERS
+from srt.scheduler.policy import make_queue
 from srt.scheduler.scheduler import Scheduler
 
 # 48 tokens: two that end a text, two invisible ones, pieces of characters, and letters in ones, twos and threes.
@@ -49,12 +50,13 @@ def request(
     max_new_tokens: int = 8,
     *,
     namespace: bytes = b"",
+    priority: int = 0,
     seed: int | None = None,
     **sampling: Any,
 ) -> NewRequest:
     """A namespace is an adapter: the model computes other K/V in each."""
     seed = (rid if seed is None else seed) | int.from_bytes(namespace, "little") << 32
-    return NewRequest(rid, pack_ids(prompt), SamplingParams(max_new_tokens, seed=seed, **sampling), namespace)
+    return NewRequest(rid, pack_ids(prompt), SamplingParams(max_new_tokens, seed=seed, **sampling), namespace, priority)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Setting:
     overlap: bool = True
     cache: bool = True
     policy: str = "fcfs"
+    low_priority_first: bool = False
     eos_one_in: int = 24
     constrained: Callable[[int], bool] | None = None  # by rid: who has a grammar
 
@@ -137,7 +140,8 @@ class Simulation:
         sizes = {"num_pages": s.num_pages, "page_size": s.page_size, "context_length": s.context_length}
         self.ledger = Ledger(num_rows=s.max_running, cache_enabled=s.cache, **sizes)
         self.executor = FakeExecutor(model, num_rows=s.max_running, **sizes)
-        self.planner = Planner(self.ledger, ORDERS[s.policy], s.token_budget, s.max_running)
+        waiting = make_queue(s.policy, self.ledger, s.low_priority_first)
+        self.planner = Planner(self.ledger, waiting, s.token_budget, s.max_running)
         self.output = Output(TOKEN_BYTES, IS_SPECIAL)
         self.outlet = RecordingOutlet()
         self.observer = RecordingObserver(self.planner, self.ledger)
@@ -199,7 +203,7 @@ class Simulation:
         assert ledger.free_tokens + ledger.cached_tokens == ledger.capacity
         assert ledger.held_tokens == ledger.locked_tokens == 0
         assert ledger.free_rows == self.setting.max_running
-        assert self.planner.waiting == self.planner.running == []
+        assert len(self.planner.waiting) == len(self.planner.running) == self.planner.waiting.num_tokens == 0
         assert not self.scheduler._requests
         assert not self.scheduler._flushes
         assert self.grammars is None or not self.grammars.states
@@ -229,7 +233,8 @@ def random_simulation(seed: int, tight: bool = False) -> tuple[Simulation, list[
         max_running=rnd.choice((3, 6, 12) if tight else (1, 2, 5, 12)),
         overlap=rnd.random() < 0.7,
         cache=rnd.random() < 0.8,
-        policy=rnd.choice(("fcfs", "lpm")),
+        policy=rnd.choice(SCHEDULE_POLICIES),
+        low_priority_first=rnd.random() < 0.5,
         constrained=rnd.choice((None, lambda rid: rid % 3 == 0)),
     )
     stems = [[rnd.randrange(VOCAB) for _ in range(rnd.randrange(1, context_length - 4))] for _ in range(3)]
@@ -250,6 +255,7 @@ def random_simulation(seed: int, tight: bool = False) -> tuple[Simulation, list[
             prompt,
             max_new,
             namespace=rnd.choice((b"", b"", b"\x01")),
+            priority=rnd.choice((0, 0, -1, 5)),
             seed=rnd.choice((rid, 5)),
             min_new_tokens=rnd.choice((0, 0, rnd.randrange(max_new + 1))),
             stop=tuple(rnd.sample(STOPS, rnd.choice((0, 0, 1, 3)))),
