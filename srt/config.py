@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "priority")
+CACHE_ISOLATIONS = ("none", "api-key")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -51,6 +52,7 @@ class ServerConfig:
     page_size: int = flag(1, "tokens per page of the KV cache; prefixes are shared page by page")
     schedule_policy: str = flag("fcfs", "order of the waiting queue", choices=SCHEDULE_POLICIES)
     schedule_low_priority_values_first: bool = flag(False, "the lowest priority is the most urgent, not the highest")
+    cache_isolation: str = flag("none", "who does not share cached prefixes", choices=CACHE_ISOLATIONS)
     disable_radix_cache: bool = flag(False, "forget the K/V of finished requests")
     disable_cuda_graph: bool = flag(False, "launch each kernel of a decode step by itself, to debug")
     disable_overlap_schedule: bool = flag(False, "plan a step only after the last one's tokens are known")
@@ -60,7 +62,7 @@ class ServerConfig:
     dist_init_addr: str | None = flag(None, "HOST:PORT of node 0, the same on all nodes, where ranks meet")
     watchdog_timeout: float = flag(300.0, "seconds after which an engine whose step does not end counts as hung")
     random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
-    api_key: str | None = flag(None, "clients must send it as a bearer token")
+    api_key: str | None = flag(None, "clients must send it, or one of several with commas between, as a bearer token")
     chat_template: str | None = flag(None, "file with a Jinja chat template, if not the model's own")
     inbox_log: str | None = flag(None, "file for all that the scheduler hears and decides, to replay a run from")
     log_level: str = flag("info", "least severe level that is logged", choices=LOG_LEVELS)
@@ -86,6 +88,12 @@ class ServerConfig:
             raise ConfigError(f"--port must be between 0 and 65535, not {self.port}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise ConfigError(f"--mem-fraction-static must lie between 0 and 1, not {self.mem_fraction_static}")
+        if "" in self.api_keys:
+            raise ConfigError("--api-key must not be empty, nor any of several")
+        if self.cache_isolation == "api-key" and len(self.api_keys) == 1:
+            raise ConfigError(
+                "--cache-isolation api-key isolates nobody where --api-key has one key; give several, or none"
+            )
         if not self.watchdog_timeout > 0:
             raise ConfigError(f"--watchdog-timeout must be above 0, not {self.watchdog_timeout}")
         if self.random_seed is not None and not 0 <= self.random_seed < 2**63:
@@ -99,6 +107,11 @@ class ServerConfig:
                 f"--nnodes {self.nnodes} needs --dist-init-addr HOST:PORT: an address of node 0 that the other nodes "
                 "reach, and a free port there"
             )
+
+    @property
+    def api_keys(self) -> list[str]:
+        """What clients may send; any or none if there are none."""
+        return [] if self.api_key is None else self.api_key.split(",")
 
     @property
     def ranks_per_node(self) -> int:

@@ -207,14 +207,14 @@ def application(services: Services) -> web.Application:
 
 
 def _door(services: Services) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
-    expected = None if services.config.api_key is None else f"Bearer {services.config.api_key}".encode()
+    expected = [f"Bearer {key}".encode() for key in services.config.api_keys]
 
     @web.middleware
     async def door(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if expected is not None and request.path not in OPEN_PATHS:
+            if expected and request.path not in OPEN_PATHS:
                 given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-                if not hmac.compare_digest(given, expected):
+                if not any([hmac.compare_digest(given, one) for one in expected]):  # as long for each of them
                     raise RequestError("The API key is missing or wrong.", status=401, code="invalid_api_key")
             response = await handler(request)
         except RequestError as error:

@@ -29,17 +29,17 @@ class Native:
         services = self._services
         services.manager.check_open()
         body: GenerateRequest = await services.read(request, GenerateRequest)
-        prompts, form = await self.accept(body)
+        prompts, form = await self.accept(body, services.owner(request))
         return await services.respond(request, prompts, form, bool(body.stream))
 
-    async def accept(self, body: GenerateRequest) -> tuple[list[Prompt], GenerateFormat]:
+    async def accept(self, body: GenerateRequest, owner: bytes = b"") -> tuple[list[Prompt], GenerateFormat]:
         """What to send to the engine, and how to write its answer. RequestError for what cannot be served."""
         check_supported(body)
-        prompts, as_list = await self._prompts(body)
+        prompts, as_list = await self._prompts(body, owner)
         with_text, with_prompt = bool(body.return_text_in_logprobs), bool(body.return_prompt_token_ids)
         return prompts, GenerateFormat(self._services.texts, as_list, with_text, with_prompt)
 
-    async def _prompts(self, body: GenerateRequest) -> tuple[list[Prompt], bool]:
+    async def _prompts(self, body: GenerateRequest, owner: bytes) -> tuple[list[Prompt], bool]:
         """The prompts, and whether the answer is a list."""
         words = self._services.words
         if (body.text is None) == (body.input_ids == NULL):
@@ -76,7 +76,8 @@ class Native:
             key = id(samplings[i]), logprobs
             if key not in specs:
                 specs[key] = sampling.from_native(samplings[i], vocab_size=words.vocab_size, logprobs=logprobs)
-            prompts.append(Prompt(names[i], ids[i], specs[key], namespace(salts[i], extras[i]), priority, batch))
+            space = namespace(salts[i], extras[i], owner)
+            prompts.append(Prompt(names[i], ids[i], specs[key], space, priority, batch))
         return prompts, as_list or len(prompts) > 1 or prompts[0].spec.n > 1
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -56,6 +57,13 @@ class Services:
             "kv_cache_gb": memory.get("kv_bytes", 0) / 1e9,
             "token_capacity": self.limits.pool_tokens,
         }
+
+    def owner(self, request: web.Request) -> bytes:
+        """Whose prefixes a request may share: everybody's, or those of who sends the same API key."""
+        if self.config.cache_isolation == "none":
+            return b""
+        key = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(key, digest_size=16).digest()
 
     def check_model(self, name: str | None) -> None:
         """An absent or empty name means the served one."""

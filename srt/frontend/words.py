@@ -186,8 +186,8 @@ def check_number(prompts: int, param: str) -> None:
         raise RequestError(f"`{param}` takes at most {MAX_PROMPTS} prompts.", param=param)
 
 
-def namespace(cache_salt: str | None, extra_key: str | None) -> bytes:
-    """Prefixes are shared only between requests that agree in both."""
+def namespace(cache_salt: str | None, extra_key: str | None, owner: bytes = b"") -> bytes:
+    """Prefixes are shared only between requests that agree in all three."""
     if not cache_salt and not extra_key:
-        return b""
-    return msgspec.msgpack.encode((cache_salt or "", extra_key or ""))
+        return owner
+    return owner + msgspec.msgpack.encode((cache_salt or "", extra_key or ""))

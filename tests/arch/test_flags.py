@@ -24,6 +24,7 @@ FLAGS = {
     "page_size": ("int", 1),
     "schedule_policy": ("str", "fcfs"),
     "schedule_low_priority_values_first": ("bool", False),
+    "cache_isolation": ("str", "none"),
     "disable_radix_cache": ("bool", False),
     "disable_cuda_graph": ("bool", False),
     "disable_overlap_schedule": ("bool", False),

@@ -198,3 +198,29 @@ def test_api_key(tmp_path):
         status, _, raw = server.request("GET", "/server_info", headers=AUTH)
         assert status == 200
         assert KEY.encode() not in raw
+
+
+def test_one_of_several_api_keys_will_do(tmp_path):
+    with Server(tmp_path, api_key="first,second") as server:
+        for key, expected in (("first", 200), ("second", 200), ("first,second", 401), ("fir", 401), ("", 401)):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert server.request("GET", "/v1/models", headers=headers)[0] == expected
+
+
+def test_who_sends_another_api_key_shares_no_prefix(tmp_path):
+    bodies = {
+        "/generate": {"text": "a"},
+        "/v1/completions": {"prompt": "a", "max_tokens": 1},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    }
+    with Server(tmp_path, cache_isolation="api-key") as server:
+        spaces = {}
+        for path, body in bodies.items():
+            for key in (None, "a", "b"):
+                for salt in (None, "s"):
+                    headers = {} if key is None else {"Authorization": f"Bearer {key}".encode()}
+                    assert server.request("POST", path, {**body, "cache_salt": salt}, headers)[0] == 200
+                    spaces.setdefault((key, salt), set()).add(server.engine.received[-1].namespace)
+    assert [len(space) for space in spaces.values()] == [1] * 6, "the same on all routes"
+    assert len(set.union(*spaces.values())) == 6
+    assert not any(b"Bearer" in space for space in set.union(*spaces.values()))

@@ -55,6 +55,7 @@ def test_each_flag_reaches_its_field():
         "page_size": 16,
         "schedule_policy": "priority",
         "schedule_low_priority_values_first": True,
+        "cache_isolation": "api-key",
         "disable_radix_cache": True,
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
@@ -64,7 +65,7 @@ def test_each_flag_reaches_its_field():
         "dist_init_addr": "10.0.0.1:5000",
         "watchdog_timeout": 60.0,
         "random_seed": 7,
-        "api_key": "secret",
+        "api_key": "secret,other",
         "chat_template": "/t.jinja",
         "inbox_log": "/t.log",
         "log_level": "debug",
@@ -115,6 +116,21 @@ def test_a_value_out_of_range_is_one_sentence_that_names_the_flag(argv, named):
 
 
 @pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--api-key", ""], "--api-key"),
+        (["--api-key", "one,"], "--api-key"),
+        (["--cache-isolation", "api-key", "--api-key", "one"], "--cache-isolation"),
+        (["--schedule-low-priority-values-first"], "--schedule-low-priority-values-first"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence_that_names_the_flag(argv, named):
+    with pytest.raises(ConfigError, match=named) as caught:
+        parse_args(argv)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "argv",
     [["--no-such-flag"], ["--port", "http"], ["--device", "tpu"], ["--load-format", "pt"], ["positional"], ["--host"]],
 )
@@ -141,7 +157,7 @@ def test_help_lists_every_flag(capsys):
         max_total_tokens=st.none() | st.integers(1, 2**40),
         random_seed=st.none() | st.integers(0, 2**63 - 1),
         disable_radix_cache=st.booleans(),
-        api_key=st.none() | st.text(),
+        api_key=st.none() | st.text(min_size=1).filter(lambda key: "," not in key),
     )
 )
 def test_a_child_is_told_it_unchanged(config):

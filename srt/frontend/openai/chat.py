@@ -33,7 +33,7 @@ class Chat:
         if body.tools and body.tool_choice != "none":
             raise unsupported("tools", "tool calling is not available on this server; `tool_choice` may be `none`")
         name = check_rid(body.rid or body.request_id) or new_id("chatcmpl-")
-        spec, chat = self._sampling(body), await self._chat(body)
+        spec, chat = self._sampling(body), await self._chat(body, services.owner(request))
         prompt = Prompt(name, chat.ids, spec, chat.namespace, check_priority(body.priority))
         return await services.respond(request, [prompt], ChatFormat(services, chat, name, body), bool(body.stream))
 
@@ -52,7 +52,7 @@ class Chat:
             logprobs=top if body.logprobs else -1,
         )
 
-    async def _chat(self, body: ChatRequest) -> ChatPrompt:
+    async def _chat(self, body: ChatRequest, owner: bytes) -> ChatPrompt:
         continue_final = bool(body.continue_final_message)
         return await self._services.words.encode_chat(
             template_messages(body.messages),
@@ -61,7 +61,7 @@ class Chat:
             else body.add_generation_prompt,
             continue_final_message=continue_final,
             arguments=template_arguments(body),
-            namespace=namespace(body.cache_salt, body.extra_key),
+            namespace=namespace(body.cache_salt, body.extra_key, owner),
         )
 
 

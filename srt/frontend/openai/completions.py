@@ -31,10 +31,10 @@ class Completions:
         body: CompletionRequest = await services.read(request, CompletionRequest)
         check_request(body, services)
         name = check_rid(body.rid or body.request_id) or new_id("cmpl-")
-        prompts = await self._prompts(body, name)
+        prompts = await self._prompts(body, name, services.owner(request))
         return await services.respond(request, prompts, CompletionFormat(services, name, body), bool(body.stream))
 
-    async def _prompts(self, body: CompletionRequest, name: str) -> list[Prompt]:
+    async def _prompts(self, body: CompletionRequest, name: str, owner: bytes) -> list[Prompt]:
         words = self._services.words
         if body.prompt == NULL:
             raise RequestError("`prompt` is missing.", param="prompt")
@@ -55,7 +55,7 @@ class Completions:
             ids = await words.encode(texts, add_special_tokens=body.add_special_tokens is not False)
         if not ids:
             raise RequestError("`prompt` must not be empty.", param="prompt")
-        space = namespace(body.cache_salt, body.extra_key)
+        space = namespace(body.cache_salt, body.extra_key, owner)
         priority = check_priority(body.priority)
         if len(ids) == 1:
             return [Prompt(name, ids[0], spec, space, priority)]
