@@ -127,21 +127,15 @@ class Planner:
 
     def _admit(self) -> Iterator[Request]:
         """Moves waiting requests to the running ones, one each time it is asked, if all its slots can be had now."""
-        if not self.waiting:
-            return
-        growth = self._growth()
-        while self.waiting:
+        growth = self._growth() if self.waiting and len(self.running) < self._max_running else 0
+        while self.waiting and len(self.running) < self._max_running:
             request = self.waiting.first()
             growth += min(request.max_growth, RESERVE_MOST)
             length = request.length
-            tenancy = None
-            if len(self.running) < self._max_running:
-                key = request.key(length - 1)
-                tenancy = self._ledger.open(request.namespace, key, length, self._reserve(growth))
+            reserve = self._reserve(growth)
+            tenancy = self._ledger.open(request.namespace, request.key(length - 1), length, reserve)
             if tenancy is None:
-                if self.waiting.preemptive and self._less_urgent(request):
-                    self._claimant = request
-                return
+                break
             self.waiting.admit(request)
             self.running.append(request)
             request.tenancy = tenancy
@@ -149,6 +143,8 @@ class Planner:
             if request.cached_tokens < 0:
                 request.cached_tokens = tenancy.cached_tokens
             yield request
+        if self.waiting and self.waiting.preemptive and self._less_urgent(self.waiting.first()):
+            self._claimant = self.waiting.first()
 
     def _growth(self) -> int:
         return sum(min(request.max_growth, RESERVE_MOST) for request in self.running)
