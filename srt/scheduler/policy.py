@@ -65,11 +65,12 @@ class Ranking:
         self._ranks[request.serial] = rank
         insort(self._entries, (rank, request.serial, request))
 
-    def remove(self, request: Request) -> int:
-        """Returns the rank it had."""
+    def rank(self, request: Request) -> int:
+        return self._ranks[request.serial]
+
+    def remove(self, request: Request) -> None:
         rank = self._ranks.pop(request.serial)
         del self._entries[bisect_left(self._entries, (rank, request.serial))]
-        return rank
 
 
 class ByUrgency:
@@ -141,9 +142,12 @@ class LongestPrefixMatch:
 
     def _match_again(self, request: Request) -> bool:
         """Whether its rank is another now."""
-        before, rank = self._ranking.remove(request), self._rank(request)
+        rank = self._rank(request)
+        if rank == self._ranking.rank(request):
+            return False
+        self._ranking.remove(request)
         self._ranking.add(request, rank)
-        return rank != before
+        return True
 
 
 class DepthFirst:
