@@ -48,10 +48,16 @@ class StepDriver:
     def tenant(self, row: int, prompt: list[int], sampling: SamplingParams, **extra: object) -> Tenant:
         return Tenant(row, list(prompt), len(prompt), sampling, **extra)  # type: ignore[arg-type]
 
-    def share(self, tenant: Tenant, donor: Tenant, length: int) -> None:
-        """The tenant's first `length` positions, whole pages, are the donor's: a cache hit."""
+    def share(self, tenant: Tenant, donor: Tenant, length: int, in_step: bool = False) -> None:
+        """The tenant's first `length` positions, whole pages, are the donor's: a cache hit.
+
+        With `in_step` it is the next step, of both, that computes them.
+        """
         assert length % self.page_size == 0
-        assert donor.computed >= length
+        if in_step:
+            self._reserve(donor, length)
+        else:
+            assert donor.computed >= length
         assert tenant.tokens[:length] == donor.tokens[:length]
         tenant.slots = donor.slots[:length]
         tenant.cached = tenant.computed = length

@@ -96,6 +96,26 @@ def test_rows_join_leave_and_share(family, page_size, graphs):
         assert_chosen(model, tenant)
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_row_reads_what_another_computes_in_the_same_step(page_size, graphs):
+    """Twins, a longer prompt and a decode row beside the one that brings their head."""
+    model = model_of("llama")
+    driver = build(model, page_size=page_size, graphs=graphs)
+    decoding = driver.tenant(4, prompt_of(5, seed=1), GREEDY)
+    driver.step([decoding])
+    first = driver.tenant(0, prompt_of(33, seed=2), GREEDY)
+    twin = driver.tenant(1, first.tokens, GREEDY)
+    longer = driver.tenant(2, first.tokens[:32] + prompt_of(9, seed=3), GREEDY)
+    for tenant in (twin, longer):
+        driver.share(tenant, first, 32, in_step=True)
+    tenants = [decoding, first, twin, longer]
+    driver.step(tenants)
+    driver.generate(tenants, 6)
+    for tenant in tenants:
+        assert_chosen(model, tenant)
+
+
 def test_every_batch_size_from_graphs():
     """Rows of 1 to 150 tokens; each step one row fewer, so that every graph is padded in every way.
 

@@ -114,6 +114,26 @@ def test_rows_join_leave_and_share(family, page_size):
         assert tenant.output == greedy_reference(model, tenant.tokens[: tenant.prompt_len], len(tenant.output))
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_row_reads_what_another_computes_in_the_same_step(page_size):
+    """Twins, a longer prompt and a decode row beside the one that brings their head."""
+    model = hf_model("llama")
+    driver = build(model, page_size=page_size)
+    decoding = driver.tenant(4, prompt_of(5, seed=1), GREEDY)
+    driver.step([decoding])
+    first = driver.tenant(0, prompt_of(33, seed=2), GREEDY)
+    twin = driver.tenant(1, first.tokens, GREEDY)
+    longer = driver.tenant(2, first.tokens[:32] + prompt_of(9, seed=3), GREEDY)
+    for tenant in (twin, longer):
+        driver.share(tenant, first, 32, in_step=True)
+    tenants = [decoding, first, twin, longer]
+    driver.step(tenants)
+    driver.generate(tenants, 6)
+    assert twin.output == first.output
+    for tenant in tenants:
+        assert tenant.output == greedy_reference(model, tenant.tokens[: tenant.prompt_len], len(tenant.output))
+
+
 def test_a_row_can_come_back_with_its_output():
     """After a retraction the same tokens are computed again as one prompt; only the later ones are new."""
     model = hf_model("llama")
