@@ -1,0 +1,409 @@
+"""How much the prefix cache finds and what the policies make of it, around a device that computes nothing.
+
+    python -m examples.bench_cache
+
+Prints one JSON line. Scheduler and ledger are the real ones; the device has a clock of its own, on which a step takes
+about what it takes an 8B model on an H200, so that only the costs depend on the machine.
+
+- shared_prefix: 64 families of 16 prompts at once, 2,048 tokens in common, 128 of their own, 256 to generate.
+- multi_turn: 256 chats of 5 turns, 512 tokens in and 64 out each, 128 at a time; whose turn it is is drawn at random.
+- mixed: as shared_prefix, but 32 tokens to generate, and a pool for 32 requests.
+- zero_hits: 2,048 prompts at once that share nothing, 512 tokens, 64 to generate.
+
+`of_most` is the hit rate over that of a cache that forgets nothing. `third_...` is in a pool of a third of all tokens
+there are; `third_of_oracle` compares with a cache of this size that knows what the same requests at the same times will
+ask for, and gives up first what is wanted last. `overtaken` says how many that came later were served before one,
+`of_bound` the largest share of the promised bound that this was for anyone. The costs of `zero_hits` are CPU time in
+the queue and in the prefix cache, with a CPU's settings; `of_cpu_step` is what of them falls on a step, as a share of
+one that decodes 16 rows of the default model on two cores.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from examples.host import machine
+from examples.workloads import Conversation, random_prompts, shared_prefix
+from radix import check_ledger
+from srt.config import SCHEDULE_POLICIES
+from srt.messages import Inbox, NewRequest, SamplingParams, TokenBatch, pack_ids
+from srt.scheduler.assembly import Settings, assemble
+from srt.scheduler.policy import OVERTAKINGS
+from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.scheduler import Scheduler
+
+STEP_SECONDS, ROW_SECONDS, TOKEN_SECONDS = 0.004, 0.00005, 0.000024
+ROWS, BUDGET, CONTEXT = 256, 8192, 4096
+CPU_ROWS, CPU_BUDGET, CPU_STEP_SECONDS = 64, 1024, 0.018
+VOCABULARY = 30_000
+BLOCK = 64  # tokens that the oracle keeps or gives up together
+
+
+class Device:
+    """An `Executor` whose steps take time on `clock` alone. What it samples depends on row and position."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0  # seconds
+        self.steps = 0
+
+    def forward(self, batch: ScheduleBatch) -> ScheduleBatch:
+        prompt_tokens = batch.num_tokens - batch.num_decode
+        self.clock += STEP_SECONDS + ROW_SECONDS * batch.num_rows + TOKEN_SECONDS * prompt_tokens
+        self.steps += 1
+        return batch
+
+    def sample(self, launched: ScheduleBatch, masks: TokenMasks | None) -> None:
+        pass
+
+    def result(self, launched: ScheduleBatch) -> StepResult:
+        ends = (launched.start + launched.length)[launched.samples]
+        return StepResult(((ends * 7919 + launched.row[launched.samples] * 104_729) % VOCABULARY).astype(np.int32))
+
+
+class Record:
+    """Nobody looks at this board."""
+
+    def step(self, decision: object) -> None:
+        pass
+
+    def gauges(self, **values: int) -> None:
+        pass
+
+
+@dataclass
+class Served:
+    """One request as it was served."""
+
+    chat: int
+    turn: int
+    prompt: list[int]
+    cached: int = 0
+    output: list[int] = field(default_factory=list)
+
+
+class Clients:
+    """Intake and outlet: `concurrency` requests are under way as long as there are chats that go on.
+
+    A chat's next turn is its history and `prompts[turn]`. Whose turn is next is drawn at random.
+    """
+
+    def __init__(self, chats: Sequence[Conversation], concurrency: int, device: Device) -> None:
+        self.served: list[Served] = []  # by rid
+        self.events: list[tuple[int, bool]] = []  # rids as they got their first token, and as they got their last
+        self.scheduler: Scheduler
+        self.holds = False
+        self._chats = chats
+        self._history: list[list[int]] = [[] for _ in chats]
+        self._turns = [0] * len(chats)
+        self._ready = list(range(len(chats)))
+        self._free = concurrency
+        self._live = 0
+        self._number = 0
+        self._device = device
+        self._random = random.Random(1)
+
+    def next(self, wait: bool) -> Inbox:
+        self._number += 1
+        items = []
+        while self._free and self._ready:
+            self._free -= 1
+            place = self._random.randrange(len(self._ready)) if self._turns_left else 0
+            items.append(self._ask(self._ready.pop(place)))
+        self.scheduler.stopped = wait and not items
+        return Inbox(self._number, self._device.clock, tuple(map(msgspec.msgpack.encode, items)))
+
+    @property
+    def _turns_left(self) -> bool:
+        return len(self._chats[0].prompts) > 1
+
+    def _ask(self, chat: int) -> NewRequest:
+        turn = self._turns[chat]
+        history = self._history[chat]
+        history += self._chats[chat].prompts[turn]
+        rid = len(self.served)
+        self.served.append(Served(chat, turn, list(history)))
+        return NewRequest(rid, pack_ids(history), SamplingParams(self._chats[chat].output_lens[turn], ignore_eos=True))
+
+    def tokens(self, batch: TokenBatch) -> None:
+        for delta in batch.deltas:
+            served = self.served[delta.rid]
+            if delta.opening is not None:
+                self.events.append((delta.rid, True))
+                served.cached = delta.opening.cached_tokens
+            served.output += np.frombuffer(delta.ids, np.int32).tolist()
+            if delta.finish is not None:
+                self.events.append((delta.rid, False))
+                self._free += 1
+                self._history[served.chat] += served.output
+                self._turns[served.chat] += 1
+                if self._turns[served.chat] < len(self._chats[served.chat].prompts):
+                    self._ready.append(served.chat)
+
+    def release(self, step: int) -> None:
+        pass
+
+    def reply(self, message: object) -> None:
+        pass
+
+
+@dataclass
+class Run:
+    clients: Clients
+    device: Device
+    scheduler: Scheduler
+
+    @property
+    def served(self) -> list[Served]:
+        return self.clients.served
+
+    @property
+    def hits(self) -> int:
+        return sum(one.cached for one in self.served)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / sum(len(one.prompt) for one in self.served)
+
+    def hit_rate_of(self, turn: int) -> float:
+        ones = [one for one in self.served if one.turn == turn]
+        return sum(one.cached for one in ones) / sum(len(one.prompt) for one in ones)
+
+
+def run(
+    chats: Sequence[Conversation],
+    policy: str,
+    pool_tokens: int,
+    concurrency: int,
+    before: Callable[[Scheduler], None] = lambda scheduler: None,
+    *,
+    rows: int = ROWS,
+    token_budget: int = BUDGET,
+) -> Run:
+    device = Device()
+    clients = Clients(chats, concurrency, device)
+    settings = Settings(
+        num_pages=pool_tokens,
+        page_size=1,
+        num_rows=rows,
+        context_length=CONTEXT,
+        cache_enabled=True,
+        policy=policy,
+        low_priority_first=False,
+        token_budget=token_budget,
+        overlap=True,
+        eos_token_ids=(),
+        token_bytes=(b"x",) * VOCABULARY,
+        is_special=bytes(VOCABULARY),
+    )
+    scheduler = assemble(settings, executor=device, intake=clients, outlet=clients, record=Record())
+    clients.scheduler = scheduler
+    before(scheduler)
+    scheduler.run()
+    check_ledger(scheduler._ledger)
+    return Run(clients, device, scheduler)
+
+
+# ---- what is possible -----------------------------------------------------------------------------------------------
+
+
+def random_turns(*, chats: int, turns: int, question_len: int, output_len: int) -> list[Conversation]:
+    """Chats by ids, which go on with what the device has sampled."""
+    questions = random_prompts(1, num_prompts=chats * turns, input_len=question_len, output_len=output_len)
+    prompts = [question.prompts[0] for question in questions]
+    return [
+        Conversation("/v1/completions", prompts[first : first + turns], [output_len] * turns)
+        for first in range(0, len(prompts), turns)
+    ]
+
+
+def oracle_hits(clients: Clients, pool_tokens: int) -> int:
+    """Tokens found by a cache that knows what will be asked for, and when, and gives up first what is wanted last.
+
+    It serves the same requests at the same times; what one that runs has cannot be given up. It keeps and gives up
+    blocks of prompts and answers.
+    """
+    served = clients.served
+    blocks = [list(_blocks(one.prompt + one.output)) for one in served]
+    asked = [(len(one.prompt) - 1) // BLOCK for one in served]
+    next_use = _next_uses(clients.events, blocks, asked)
+    cached: dict[int, tuple[int, int]] = {}  # what makes a block a victim: the smallest goes first
+    running: Counter[int] = Counter()
+    victims: list[tuple[tuple[int, int], int]] = []
+    hits = 0
+    for at, (rid, opens) in enumerate(clients.events):
+        if opens:
+            found = (block in cached for block in blocks[rid][: asked[rid]])
+            hits += BLOCK * sum(takewhile(bool, found))
+            running.update(blocks[rid])
+        for depth, block in enumerate(blocks[rid]):
+            cached[block] = -next_use[at][depth], -depth
+            if not opens:
+                running[block] -= 1
+                if not running[block]:
+                    heapq.heappush(victims, (cached[block], block))
+        while victims and len(cached) * BLOCK > pool_tokens:
+            entry, block = heapq.heappop(victims)
+            if cached.get(block) == entry and not running[block]:
+                del cached[block]
+    return hits
+
+
+def _next_uses(events: Sequence[tuple[int, bool]], blocks: list[list[int]], asked: list[int]) -> list[list[int]]:
+    """Of each event, for each block of its request, the next event that asks for it."""
+    uses = []
+    known: dict[int, int] = {}
+    for at in range(len(events) - 1, -1, -1):
+        rid, opens = events[at]
+        uses.append([known.get(block, len(events)) for block in blocks[rid]])
+        if opens:
+            known.update(dict.fromkeys(blocks[rid][: asked[rid]], at))
+    return uses[::-1]
+
+
+def _blocks(tokens: list[int]) -> Iterator[int]:
+    """A number for each block that stands for all tokens up to its end."""
+    number = 0
+    for end in range(BLOCK, len(tokens) + 1, BLOCK):
+        number = hash((number, *tokens[end - BLOCK : end]))
+        yield number
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def shared_prefix_figures() -> dict[str, Any]:
+    chats = shared_prefix(
+        1, groups=64, prompts_per_group=16, system_len=2048, question_len=128, output_len=256, ordered=False
+    )
+    most = (1024 - 64) * 2048 / (1024 * (2048 + 128))
+    working_set = 64 * 2048 + 1024 * (128 + 256)
+    figures: dict[str, Any] = {"most": round(most, 4)}
+    for policy in ("fcfs", "lpm"):
+        roomy, tight = run(chats, policy, 2 * working_set, 1024), run(chats, policy, working_set // 3, 1024)
+        figures[policy] = {
+            "of_most": round(roomy.hit_rate / most, 4),
+            "third_hit_rate": round(tight.hit_rate, 4),
+            "third_of_oracle": round(tight.hits / oracle_hits(tight.clients, working_set // 3), 4),
+            "third_seconds": round(tight.device.clock, 1),
+        }
+    return figures
+
+
+def multi_turn_figures() -> dict[str, Any]:
+    chats, turns, question, answer = 256, 5, 512, 64
+    workload = random_turns(chats=chats, turns=turns, question_len=question, output_len=answer)
+    working_set = chats * turns * (question + answer)
+    figures: dict[str, Any] = {}
+    for policy in ("fcfs", "lpm"):
+        roomy = run(workload, policy, working_set + ROWS * CONTEXT, 128)
+        shares = []
+        for turn in range(1, turns):
+            most = turn * (question + answer) / (turn * (question + answer) + question)
+            shares.append(round(roomy.hit_rate_of(turn) / most, 4))
+        tight = run(workload, policy, working_set // 3, 128)
+        figures[policy] = {
+            "of_most_by_turn": shares,
+            "third_hit_rate": round(tight.hit_rate, 4),
+            "third_of_oracle": round(tight.hits / oracle_hits(tight.clients, working_set // 3), 4),
+            "third_seconds": round(tight.device.clock, 1),
+        }
+    return figures
+
+
+def mixed_figures() -> dict[str, Any]:
+    chats = shared_prefix(
+        1, groups=64, prompts_per_group=16, system_len=2048, question_len=128, output_len=32, ordered=False
+    )
+    figures: dict[str, Any] = {}
+    for policy in SCHEDULE_POLICIES:
+        done = run(chats, policy, 32 * (2048 + 128 + 32), len(chats))
+        overtaken = overtakings([rid for rid, opens in done.clients.events if opens])
+        figures[policy] = {
+            "requests_per_s": round(len(chats) / done.device.clock, 2),
+            "hit_rate": round(done.hit_rate, 4),
+            "overtaken_p99": int(np.percentile(overtaken, 99)),
+            "overtaken_most": max(overtaken),
+            "of_bound": round(max(times / (OVERTAKINGS * (rid + 1)) for rid, times in enumerate(overtaken)), 3),
+        }
+    fcfs = figures["fcfs"]["requests_per_s"]
+    figures["lpm_over_fcfs"] = round(figures["lpm"]["requests_per_s"] / fcfs, 2)
+    return figures
+
+
+def overtakings(order: Sequence[int]) -> list[int]:
+    """By rid, how many that came later were served before."""
+    counts = [0] * len(order)
+    for place, rid in enumerate(order):
+        counts[rid] = sum(other > rid for other in order[:place])
+    return counts
+
+
+def zero_hits_figures() -> dict[str, Any]:
+    chats = random_prompts(1, num_prompts=2048, input_len=512, output_len=64)
+    figures: dict[str, Any] = {}
+    for policy in SCHEDULE_POLICIES:
+        spent = {"queue": 0, "cache": 0}
+
+        def watch(scheduler: Scheduler, spent: dict[str, int] = spent) -> None:
+            for name in ("add", "first", "admit"):
+                _time(scheduler._planner.waiting, name, spent, "queue")
+            for name in ("match", "tokens_to_lock", "acquire", "insert", "release", "evict"):
+                _time(scheduler._ledger.cache, name, spent, "cache")
+            _time(scheduler._ledger, "adopt", spent, "cache")
+
+        gc.disable()  # it would look through what the clients keep
+        done = run(chats, policy, 100_000, len(chats), watch, rows=CPU_ROWS, token_budget=CPU_BUDGET)
+        gc.enable()
+        assert done.hit_rate < 0.001
+        figures[policy] = {
+            **{f"{name}_us_per_request": round(ns / len(chats) / 1000, 1) for name, ns in spent.items()},
+            "of_cpu_step": round(sum(spent.values()) / 1e9 / done.device.steps / CPU_STEP_SECONDS, 5),
+        }
+    return figures
+
+
+def _time(target: Any, name: str, spent: dict[str, int], key: str) -> None:
+    """Adds the CPU time of each call, less what it costs to ask for it, which may be as much."""
+    function = getattr(target, name)
+    asking = min(_asking() for _ in range(100))
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        begin = time.thread_time_ns()
+        result = function(*args, **kwargs)
+        spent[key] += max(0, time.thread_time_ns() - begin - asking)
+        return result
+
+    setattr(target, name, timed)
+
+
+def _asking() -> int:
+    begin = time.thread_time_ns()
+    return time.thread_time_ns() - begin
+
+
+def main() -> None:
+    result = {
+        "benchmark": "cache",
+        **machine(),
+        "shared_prefix": shared_prefix_figures(),
+        "multi_turn": multi_turn_figures(),
+        "mixed": mixed_figures(),
+        "zero_hits": zero_hits_figures(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
