@@ -50,7 +50,7 @@ class ServerConfig:
     max_queued_requests: int | None = flag(None, "most requests that wait; one more is answered with 503")
     chunked_prefill_size: int | None = flag(None, "most tokens computed in one step; longer prompts go in chunks")
     page_size: int = flag(1, "tokens per page of the KV cache; prefixes are shared page by page")
-    schedule_policy: str = flag("fcfs", "order of the waiting queue", choices=SCHEDULE_POLICIES)
+    schedule_policy: str = flag("lpm", "order of the waiting queue", choices=SCHEDULE_POLICIES)
     schedule_low_priority_values_first: bool = flag(False, "the lowest priority is the most urgent, not the highest")
     cache_isolation: str = flag("none", "who does not share cached prefixes", choices=CACHE_ISOLATIONS)
     disable_radix_cache: bool = flag(False, "forget the K/V of finished requests")

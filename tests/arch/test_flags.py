@@ -22,7 +22,7 @@ FLAGS = {
     "max_queued_requests": ("int | None", None),
     "chunked_prefill_size": ("int | None", None),
     "page_size": ("int", 1),
-    "schedule_policy": ("str", "fcfs"),
+    "schedule_policy": ("str", "lpm"),
     "schedule_low_priority_values_first": ("bool", False),
     "cache_isolation": ("str", "none"),
     "disable_radix_cache": ("bool", False),
