@@ -137,7 +137,7 @@ def nothing_reserved(monkeypatch):
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_million_requests(policy, page_size):
     """An eighth of them under each setting."""
-    assert run(policy, page_size, 125_000).retractions > 1000
+    assert run(policy, page_size, 125_000).retractions > 100
 
 
 @pytest.mark.parametrize("policy", SCHEDULE_POLICIES)
