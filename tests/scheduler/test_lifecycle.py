@@ -230,7 +230,8 @@ class Pipe:
 def test_followers_hear_what_the_leader_hears(endpoints, context, patient):
     pipe = Pipe()
     leader, follower = LeaderIntake(endpoints.leader, context, pipe), FollowerIntake(pipe)
-    Sender(endpoints.leader, context).send(request(1, [5, 6], 3))
+    sender = Sender(endpoints.leader, context)  # which takes what it has not sent with it when it goes
+    sender.send(request(1, [5, 6], 3))
     inboxes = [leader.next(wait=True), leader.next(wait=False)]
     assert len(inboxes[0].items) == 1
     assert [follower.next(wait=True), follower.next(wait=False)] == inboxes
