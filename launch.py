@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from srt.board import Board
-from srt.config import ConfigError, ServerConfig, parse_args, split_address
+from srt.config import LEAST_BLOCK, ConfigError, ServerConfig, parse_args, split_address
 from srt.hardware import cuda_device_count, multiplies_bfloat16
 from srt.limits import Limits
 from srt.model_config import ModelConfig, ModelError
@@ -144,6 +144,7 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
         device=device,
         dtype=_natural_dtype(model, on_cpu) if config.dtype == "auto" else config.dtype,
         context_length=config.context_length or limit,
+        page_size=config.page_size or (1 if config.kv_events is None else LEAST_BLOCK),
         mem_fraction_static=config.mem_fraction_static or (0.3 if on_cpu else 0.88),
         max_running_requests=config.max_running_requests or (64 if on_cpu else 256),
         chunked_prefill_size=config.chunked_prefill_size or (1024 if on_cpu else 8192),

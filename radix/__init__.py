@@ -2,5 +2,6 @@
 
 from radix.check import LedgerError, check_ledger
 from radix.ledger import Ledger, Tenancy
+from radix.radix_cache import PageObserver
 
-__all__ = ["Ledger", "LedgerError", "Tenancy", "check_ledger"]
+__all__ = ["Ledger", "LedgerError", "PageObserver", "Tenancy", "check_ledger"]

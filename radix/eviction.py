@@ -33,5 +33,8 @@ class EvictionOrder:
         """Takes a node out; one that has just been split off is not in yet."""
         self._nodes.pop(node.serial, None)
 
+    def clear(self) -> None:
+        self._nodes.clear()
+
     def oldest(self) -> Node:
         return next(iter(self._nodes.values()))

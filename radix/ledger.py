@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radix.allocator import TokenToKVPoolAllocator
-from radix.radix_cache import Match, RadixCache
+from radix.radix_cache import Match, PageObserver, RadixCache
 from radix.req_to_token_pool import ReqToTokenPool
 from radix.tree import TOKEN_BYTES, Node
 
@@ -33,7 +33,14 @@ class Ledger:
     """Sizes are in tokens unless a name says pages. Keys are int32 token ids as little-endian bytes from position 0."""
 
     def __init__(
-        self, *, num_pages: int, page_size: int, num_rows: int, context_length: int, cache_enabled: bool = True
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        context_length: int,
+        cache_enabled: bool = True,
+        observer: PageObserver | None = None,
     ) -> None:
         self.page_size = page_size
         self.capacity = num_pages * page_size
@@ -42,7 +49,7 @@ class Ledger:
         self.allocator = TokenToKVPoolAllocator(num_pages, page_size)
         self.pool = ReqToTokenPool(num_rows, self._whole_pages(context_length))
         self.table = self.pool.table  # int32 [num_rows, context length rounded up to pages], the slot of each position
-        self.cache = RadixCache(page_size)
+        self.cache = RadixCache(page_size, observer)
         self._cache_enabled = cache_enabled
         self._table_pages = self.table.reshape(-1, page_size)  # a view of the table, one line per page of a row
 
@@ -178,7 +185,7 @@ class Ledger:
     def flush(self) -> None:
         """Forgets everything cached. No tenancy may be open."""
         assert self.free_rows == len(self.tenancies), "a tenancy is open"
-        self.allocator.free(self.cache.evict(self.cache.cached_tokens))
+        self.allocator.free(self.cache.clear())
 
     def _match(self, namespace: bytes, key: bytes) -> Match:
         return self.cache.match(namespace, key) if self._cache_enabled else Match([], 0, 0)

@@ -1,12 +1,12 @@
 """L3, each rank: the prefix cache. Owns the tree of every namespace, the lock counts, and the count of cached tokens.
 
 Whatever enters the tree is locked by the tenancy that brings it, and becomes evictable when its last tenancy leaves.
-Pages enter through `_store` and leave through `_remove`, and nowhere else.
+Pages enter through `_store` and leave through `_remove` or all at once through `clear`, and nowhere else.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,14 +22,28 @@ class Match(NamedTuple):
     overhang: int  # bytes of the last node's key beyond the match
 
 
+class PageObserver(Protocol):
+    """Hears of every page that enters the tree or leaves it, in order; it must decide nothing."""
+
+    def stored(self, parent: Node, key: bytes, slots: np.ndarray) -> None:
+        """The tokens `key`, whole pages that lie in `slots`, continue `parent`."""
+
+    def removed(self, slots: np.ndarray) -> None:
+        """The pages in `slots`, in the order of their tokens; no page continues the last one."""
+
+    def cleared(self) -> None:
+        """All that was stored is gone."""
+
+
 class RadixCache:
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, observer: PageObserver | None = None) -> None:
         self.roots: dict[bytes, Node] = {}  # by namespace; one that has neither children nor tenancies is removed
         self.order = EvictionOrder()
         self.cached_tokens = 0
         self.evictable_tokens = 0
         self._page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
+        self._observer = observer
 
     def match(self, namespace: bytes, key: bytes) -> Match:
         """The longest cached prefix of `key`. Pure."""
@@ -104,6 +118,17 @@ class RadixCache:
             num_tokens -= drop
         return np.concatenate(evicted) if evicted else NO_SLOTS
 
+    def clear(self) -> np.ndarray:
+        """Gives up everything, of which nothing may be locked, and returns its slots."""
+        slots = [node.slots for _, node in self.order]
+        assert self.evictable_tokens == self.cached_tokens, "a node is locked"
+        self.roots.clear()
+        self.order.clear()
+        self.cached_tokens = self.evictable_tokens = 0
+        if self._observer is not None:
+            self._observer.cleared()
+        return np.concatenate([NO_SLOTS, *slots])
+
     def _lock(self, path: list[Node], overhang: int) -> None:
         """Locks each node of a downward path, up to the `overhang` bytes of the last, which are split off."""
         if overhang:
@@ -118,12 +143,16 @@ class RadixCache:
         """New pages enter the tree, as a leaf below `parent`."""
         node = parent.children[key[: self._page_bytes]] = Node(key, slots, parent)
         self.cached_tokens += len(slots)
+        if self._observer is not None:
+            self._observer.stored(parent, key, slots)
         return node
 
     def _remove(self, leaf: Node, keep: int) -> np.ndarray:
         """The pages of an unlocked leaf behind its first `keep` tokens leave the tree. Returns their slots."""
         assert not leaf.children, "only leaves are evicted"
         slots = leaf.slots[keep:]
+        if self._observer is not None:
+            self._observer.removed(slots)
         self.cached_tokens -= len(slots)
         self.evictable_tokens -= len(slots)
         if keep:

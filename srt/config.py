@@ -8,21 +8,68 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import re
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
+
+import msgspec
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "priority")
 CACHE_ISOLATIONS = ("none", "api-key")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+LEAST_BLOCK = 16
+"""Tokens per page, below which KV events would say too much about too little."""
+_ENDPOINT = re.compile(r"tcp://.+:[0-9]{1,5}|ipc://.+")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class ConfigError(Exception):
     """A flag's value cannot be served; the sentence names the flag and what would do."""
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `--kv-events-config` says, under the names that vLLM has for it, and `event_encoding`."""
+
+    enable_kv_cache_events: bool = True
+    publisher: Literal["zmq", "null"] = "zmq"
+    endpoint: str = "tcp://*:5557"  # each further engine takes the port behind
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000  # that can be replayed
+    hwm: int = 100_000  # messages that wait for a slow subscriber; what comes then it misses
+    max_queue_size: int = 100_000  # steps that wait to be published
+    topic: str = ""
+    event_encoding: Literal["map", "array"] = "map"  # vLLM wrote arrays until mid-2026
+
+    @property
+    def is_on(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+    @property
+    def binds(self) -> bool:
+        """An address without a host of its own is ours to bind; another is a subscriber's, to connect to."""
+        here = ("*", "0.0.0.0", "::")
+        return self.endpoint.startswith("ipc://") or any(name in self.endpoint for name in here)
+
+    def endpoint_of(self, dp_rank: int) -> str:
+        return _endpoint_of(self.endpoint, dp_rank)
+
+    def replay_endpoint_of(self, dp_rank: int) -> str:
+        assert self.replay_endpoint is not None
+        return _endpoint_of(self.replay_endpoint, dp_rank)
+
+
+def _endpoint_of(endpoint: str, dp_rank: int) -> str:
+    """Each engine's own: ports count on, paths get a suffix."""
+    if dp_rank == 0:
+        return endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{dp_rank}"
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + dp_rank}"
 
 
 def flag(default: Any, help: str, *, choices: Sequence[Any] = (), aliases: Sequence[str] = ()) -> Any:
@@ -49,7 +96,9 @@ class ServerConfig:
     max_running_requests: int | None = flag(None, "most requests that generate at the same time")
     max_queued_requests: int | None = flag(None, "most requests that wait; one more is answered with 503")
     chunked_prefill_size: int | None = flag(None, "most tokens computed in one step; longer prompts go in chunks")
-    page_size: int = flag(1, "tokens per page of the KV cache; prefixes are shared page by page")
+    page_size: int | None = flag(
+        None, "tokens per page of the KV cache, shared page by page; 1 if unset, 16 with KV events"
+    )
     schedule_policy: str = flag("lpm", "order of the waiting queue", choices=SCHEDULE_POLICIES)
     schedule_low_priority_values_first: bool = flag(False, "the lowest priority is the most urgent, not the highest")
     cache_isolation: str = flag("none", "who does not share cached prefixes", choices=CACHE_ISOLATIONS)
@@ -64,6 +113,9 @@ class ServerConfig:
     random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
     api_key: str | None = flag(None, "clients must send it, or one of several with commas between, as a bearer token")
     chat_template: str | None = flag(None, "file with a Jinja chat template, if not the model's own")
+    kv_events_config: str | None = flag(
+        None, 'JSON, to tell routers what is cached: {"endpoint": "tcp://*:5557", "replay_endpoint": ..., "topic": ...}'
+    )
     inbox_log: str | None = flag(None, "file for all that the scheduler hears and decides, to replay a run from")
     log_level: str = flag("info", "least severe level that is logged", choices=LOG_LEVELS)
 
@@ -107,6 +159,19 @@ class ServerConfig:
                 f"--nnodes {self.nnodes} needs --dist-init-addr HOST:PORT: an address of node 0 that the other nodes "
                 "reach, and a free port there"
             )
+        if self.kv_events is not None:
+            _check_kv_events(self.kv_events, self.page_size)
+
+    @property
+    def kv_events(self) -> KvEventsConfig | None:
+        """None where they are off; ConfigError if they are not described as they must be."""
+        if self.kv_events_config is None:
+            return None
+        try:
+            config = msgspec.json.decode(self.kv_events_config, type=KvEventsConfig)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"--kv-events-config takes a JSON object like {{}}: {error}") from None
+        return config if config.is_on else None
 
     @property
     def api_keys(self) -> list[str]:
@@ -149,6 +214,20 @@ def split_address(address: str) -> tuple[str, int]:
     if host in _ANY_ADDRESS:
         raise ConfigError(f"--dist-init-addr must be an address of node 0 that the other nodes reach, not {address}")
     return host, int(port)
+
+
+def _check_kv_events(config: KvEventsConfig, page_size: int | None) -> None:
+    if page_size is not None and page_size < LEAST_BLOCK:
+        raise ConfigError(
+            f"--kv-events-config needs --page-size {LEAST_BLOCK} or more, not {page_size}: an event for every few "
+            f"tokens would flood those who listen; leave --page-size out and it is {LEAST_BLOCK}"
+        )
+    for name in ("buffer_steps", "hwm", "max_queue_size"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"--kv-events-config: {name} must be at least 1, not {getattr(config, name)}")
+    for endpoint in filter(None, (config.endpoint, config.replay_endpoint)):
+        if not _ENDPOINT.fullmatch(endpoint):
+            raise ConfigError(f"--kv-events-config: {endpoint} is no address; take tcp://*:PORT or ipc://PATH")
 
 
 def flag_name(field_name: str) -> str:

@@ -68,6 +68,7 @@ class ChildSpec:
     gguf_path: str | None  # where GGUF weights are
     rank: int = 0
     meeting: Meeting | None = None  # known at the start on node 0 of several
+    dp_rank: int = 0  # which engine's it is
 
     @property
     def local_rank(self) -> int:

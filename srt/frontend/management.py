@@ -114,7 +114,7 @@ class Management:
                 "frontend": "python",
                 "dp_size": 1,
                 "disaggregation_mode": "null",
-                "kv_events": None,
+                "kv_events": self._kv_events(),
                 "pool": {name: gauges[f"pool_{name}"] for name in ("total", "free", "cached", "locked")},
                 "ranks": [
                     {
@@ -249,6 +249,29 @@ class Management:
     def _records(self) -> list[Record]:
         board = self._services.board
         return [board.read(rank) for rank in range(board.num_ranks)]
+
+    def _kv_events(self) -> dict[str, Any] | None:
+        """Where subscribers find the events of the first engine; each further one has the ports behind."""
+        config = self._services.config
+        events = config.kv_events
+        if events is None:
+            return None
+        host, _, port = events.endpoint.rpartition(":")
+        described = {
+            "publisher": events.publisher,
+            "endpoint": events.endpoint,
+            "topic": events.topic,
+            "block_size": self._services.limits.page_size,
+            "dp_size": 1,
+        }
+        if port.isdigit():
+            described |= {"endpoint_host": host.removeprefix("tcp://"), "endpoint_port_base": int(port)}
+        if events.replay_endpoint is not None:
+            described["replay_endpoint"] = events.replay_endpoint
+            replay_port = events.replay_endpoint.rpartition(":")[2]
+            if replay_port.isdigit():
+                described["replay_endpoint_port_base"] = int(replay_port)
+        return described
 
     def _check_alive(self) -> None:
         """RequestError with 503 that says who is missing."""

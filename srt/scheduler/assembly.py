@@ -5,7 +5,7 @@ from __future__ import annotations
 from radix import Ledger
 from srt.messages import Message
 from srt.scheduler.consensus import BoardConsensus
-from srt.scheduler.interfaces import Executor, Intake, Outlet, Record
+from srt.scheduler.interfaces import Executor, Intake, Outlet, PageLog, Record
 from srt.scheduler.observer import BoardObserver
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
@@ -30,18 +30,27 @@ class Settings(Message):
     is_special: bytes  # by id
 
 
-def assemble(settings: Settings, *, executor: Executor, intake: Intake, outlet: Outlet, record: Record) -> Scheduler:
+def assemble(
+    settings: Settings,
+    *,
+    executor: Executor,
+    intake: Intake,
+    outlet: Outlet,
+    record: Record,
+    page_log: PageLog | None = None,
+) -> Scheduler:
     ledger = Ledger(
         num_pages=settings.num_pages,
         page_size=settings.page_size,
         num_rows=settings.num_rows,
         context_length=settings.context_length,
         cache_enabled=settings.cache_enabled,
+        observer=page_log,
     )
     waiting = make_queue(settings.policy, ledger, settings.low_priority_first)
     planner = Planner(ledger, waiting, settings.token_budget, settings.num_rows)
     output = Output(settings.token_bytes, settings.is_special)
-    observer = BoardObserver(record, planner, output, ledger)
+    observer = BoardObserver(record, planner, output, ledger, page_log)
     observer.step()
     return Scheduler(
         ledger=ledger,

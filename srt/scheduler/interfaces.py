@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from radix import PageObserver
 from srt.board import Decision
 from srt.messages import FlushReply, Inbox, TokenBatch
 from srt.scheduler.planner import Plan
@@ -72,6 +73,13 @@ class Record(Protocol):
     def step(self, decision: Decision) -> None: ...
 
     def gauges(self, **values: int) -> None: ...
+
+
+class PageLog(PageObserver, Protocol):
+    """Takes down what enters and leaves the tree; nothing is decided by it, so only the leader may have one."""
+
+    def step(self) -> None:
+        """The step is over."""
 
 
 class Consensus(Protocol):

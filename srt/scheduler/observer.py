@@ -1,19 +1,23 @@
-"""L2, each rank: shows on the board how the ledger stands, so that the main process can tell without asking."""
+"""L2, each rank: shows on the board how the ledger stands, so that the main process can tell without asking; and lets
+the log of cached pages, where there is one, know that a step is over."""
 
 from __future__ import annotations
 
 from radix import Ledger
-from srt.scheduler.interfaces import Record
+from srt.scheduler.interfaces import PageLog, Record
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
 
 
 class BoardObserver:
-    def __init__(self, record: Record, planner: Planner, output: Output, ledger: Ledger) -> None:
+    def __init__(
+        self, record: Record, planner: Planner, output: Output, ledger: Ledger, page_log: PageLog | None = None
+    ) -> None:
         self._record = record
         self._planner = planner
         self._output = output
         self._ledger = ledger
+        self._page_log = page_log
 
     def step(self) -> None:
         planner, output, ledger = self._planner, self._output, self._ledger
@@ -33,3 +37,5 @@ class BoardObserver:
             finished_total=output.finished,
             aborted_total=output.aborted,
         )
+        if self._page_log is not None:
+            self._page_log.step()

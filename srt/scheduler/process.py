@@ -18,6 +18,7 @@ import zmq
 
 from srt.board import Board, Phase, RankRecord
 from srt.board_relay import Mirror
+from srt.cluster.publisher import Publisher
 from srt.process import ChildSpec, Ready, end_at_once_when_stopped
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedIntake, LoggedRecord
@@ -106,6 +107,9 @@ def _run(
     spec: ChildSpec, ready: Ready, make_device: MakeDevice, board: Board, record: RankRecord, ranks: Ranks | None
 ) -> None:
     config = spec.config
+    publisher = None
+    if config.kv_events is not None and spec.rank == 0:
+        publisher = Publisher(config.kv_events, spec.dp_rank, config.page_size)
     token_bytes = TokenBytes.from_folder(Path(spec.tokenizer_folder))
     device = make_device(spec, token_bytes, ranks)
     settings = Settings(
@@ -129,7 +133,8 @@ def _run(
         inbox_log = InboxLog(config.inbox_log, settings)
         intake, executor = LoggedIntake(intake, inbox_log), LoggedExecutor(executor, inbox_log)
         shown = LoggedRecord(record, inbox_log)
-    scheduler = assemble(settings, executor=executor, intake=intake, outlet=outlet, record=shown)
+    page_log = None if publisher is None else publisher.log
+    scheduler = assemble(settings, executor=executor, intake=intake, outlet=outlet, record=shown, page_log=page_log)
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need look at it again
     ready({"pool_tokens": device.pool_tokens, "memory": device.memory})
@@ -137,6 +142,8 @@ def _run(
         scheduler.run()
     finally:
         context.destroy()
+        if publisher is not None:
+            publisher.close()
 
 
 def _ends(spec: ChildSpec, context: zmq.Context, board: Board, ranks: Ranks | None) -> tuple[Intake, Outlet]:

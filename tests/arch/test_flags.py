@@ -21,7 +21,7 @@ FLAGS = {
     "max_running_requests": ("int | None", None),
     "max_queued_requests": ("int | None", None),
     "chunked_prefill_size": ("int | None", None),
-    "page_size": ("int", 1),
+    "page_size": ("int | None", None),
     "schedule_policy": ("str", "lpm"),
     "schedule_low_priority_values_first": ("bool", False),
     "cache_isolation": ("str", "none"),
@@ -36,6 +36,7 @@ FLAGS = {
     "random_seed": ("int | None", None),
     "api_key": ("str | None", None),
     "chat_template": ("str | None", None),
+    "kv_events_config": ("str | None", None),
     "inbox_log": ("str | None", None),
     "log_level": ("str", "info"),
 }

@@ -78,7 +78,7 @@ ROOMS = {
         srt.weight_names srt.models srt.layers srt.kernels srt.parallel srt.registry
         """,
     "srt.constrained": "srt.scheduler.schedule_batch srt.messages srt.registry srt.schema_rules",
-    "srt.cluster": "radix srt.messages srt.config srt.transport",
+    "srt.cluster": "radix srt.messages srt.config",
 }
 ROOMS = {room: allowed.split() for room, allowed in ROOMS.items()}
 

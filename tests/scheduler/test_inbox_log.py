@@ -6,30 +6,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from shared.simulation import EOS, IS_SPECIAL, TOKEN_BYTES, Setting, Simulation, random_simulation
+from shared.simulation import Simulation, random_simulation, settings_of
 
 from srt.board import Board, RankRecord
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import Difference, InboxLog, LoggedExecutor, LoggedIntake, LoggedRecord, replay
 
 SEEDS = (*range(12), *range(1000, 1008))
-
-
-def settings_of(setting: Setting) -> Settings:
-    return Settings(
-        num_pages=setting.num_pages,
-        page_size=setting.page_size,
-        num_rows=setting.max_running,
-        context_length=setting.context_length,
-        cache_enabled=setting.cache,
-        policy=setting.policy,
-        low_priority_first=setting.low_priority_first,
-        token_budget=setting.token_budget,
-        overlap=setting.overlap,
-        eos_token_ids=EOS,
-        token_bytes=TOKEN_BYTES,
-        is_special=bytes(IS_SPECIAL),
-    )
 
 
 def logged_run(seed: int, folder: Path, settings_in_log: Settings | None = None) -> tuple[str, int]:

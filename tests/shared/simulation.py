@@ -24,6 +24,7 @@ from radix import Ledger, check_ledger
 from srt.config import SCHEDULE_POLICIES
 from srt.limits import Limits
 from srt.messages import AbortRequest, FlushCache, NewRequest, SamplingParams, pack_ids, unpack_ids
+from srt.scheduler.assembly import Settings
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
 from srt.scheduler.policy import make_queue
@@ -78,6 +79,23 @@ class Setting:
     @property
     def limits(self) -> Limits:
         return Limits(self.context_length, self.num_pages * self.page_size, self.page_size)
+
+
+def settings_of(setting: Setting) -> Settings:
+    return Settings(
+        num_pages=setting.num_pages,
+        page_size=setting.page_size,
+        num_rows=setting.max_running,
+        context_length=setting.context_length,
+        cache_enabled=setting.cache,
+        policy=setting.policy,
+        low_priority_first=setting.low_priority_first,
+        token_budget=setting.token_budget,
+        overlap=setting.overlap,
+        eos_token_ids=EOS,
+        token_bytes=TOKEN_BYTES,
+        is_special=bytes(IS_SPECIAL),
+    )
 
 
 @dataclass(frozen=True)

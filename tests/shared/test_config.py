@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srt.config import ConfigError, ServerConfig, flag_name, parse_args, split_address
+from launch import resolve
+from srt.config import ConfigError, KvEventsConfig, ServerConfig, flag_name, parse_args, split_address
 from srt.model_config import ModelConfig
 from srt.process import ChildSpec
 from srt.transport import Endpoints
@@ -67,6 +68,7 @@ def test_each_flag_reaches_its_field():
         "random_seed": 7,
         "api_key": "secret,other",
         "chat_template": "/t.jinja",
+        "kv_events_config": '{"topic": "kv"}',
         "inbox_log": "/t.log",
         "log_level": "debug",
     }
@@ -164,6 +166,53 @@ def test_a_child_is_told_it_unchanged(config):
     spec = ChildSpec("scheduler 1", config, Endpoints("/tmp/x"), MODEL, "/models/é", "/models/t", "gguf", None, 1)
     told = ChildSpec.from_json(spec.to_json())
     assert told == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tcp://*:5557", "JSON object"),
+        ('{"endpoint": 5557}', "endpoint"),
+        ('{"endpoints": "tcp://*:5557"}', "endpoints"),
+        ('{"endpoint": "tcp://*"}', r"tcp://\*:PORT"),
+        ('{"replay_endpoint": "here"}', "here"),
+        ('{"publisher": "kafka"}', "kafka"),
+        ('{"buffer_steps": 0}', "buffer_steps"),
+    ],
+)
+def test_kv_events_that_cannot_be_are_refused(text, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_args(["--kv-events-config", text])
+    assert "--kv-events-config" in str(caught.value)
+
+
+def test_kv_events_are_on_unless_they_are_switched_off():
+    assert ServerConfig().kv_events is None
+    assert ServerConfig(kv_events_config='{"enable_kv_cache_events": false}').kv_events is None
+    assert ServerConfig(kv_events_config='{"publisher": "null"}').kv_events is None
+    assert ServerConfig(kv_events_config="{}").kv_events.endpoint == "tcp://*:5557"
+
+
+def test_kv_events_need_pages_of_some_size():
+    with pytest.raises(ConfigError, match="--page-size 16 or more, not 8"):
+        parse_args(["--kv-events-config", "{}", "--page-size", "8"])
+    assert parse_args(["--kv-events-config", '{"publisher": "null"}', "--page-size", "8"]).page_size == 8
+    for flags, size in (([], 1), (["--kv-events-config", "{}"], 16), (["--page-size", "64"], 64)):
+        assert resolve(parse_args(flags), MODEL, 0).page_size == size
+
+
+def test_each_engine_publishes_at_an_address_of_its_own():
+    config = KvEventsConfig(endpoint="tcp://*:5557", replay_endpoint="ipc:///tmp/replay")
+    assert [config.endpoint_of(rank) for rank in range(3)] == ["tcp://*:5557", "tcp://*:5558", "tcp://*:5559"]
+    assert [config.replay_endpoint_of(rank) for rank in (0, 2)] == ["ipc:///tmp/replay", "ipc:///tmp/replay_dp2"]
+    binds = {
+        "tcp://*:1": True,
+        "tcp://[::]:1": True,
+        "tcp://0.0.0.0:1": True,
+        "ipc:///x": True,
+        "tcp://router:1": False,
+    }
+    assert {endpoint: KvEventsConfig(endpoint=endpoint).binds for endpoint in binds} == binds
 
 
 def test_what_ranks_must_share_hides_the_key_and_fits_a_page():
