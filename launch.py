@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from srt.board import Board
 from srt.config import LEAST_BLOCK, ConfigError, ServerConfig, parse_args, split_address
 from srt.hardware import cuda_device_count, multiplies_bfloat16
 from srt.limits import Limits
@@ -39,8 +38,8 @@ from srt.process import (
     unless,
 )
 from srt.rank_node import run_ranks
+from srt.replica import Replica
 from srt.transport import Endpoints, Meeting
-from srt.watchdog import Watchdog, difference, first_failure, read_all, table
 
 if TYPE_CHECKING:
     from srt.frontend.app import Frontend
@@ -130,11 +129,16 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
         if config.dtype == "float32":
             raise ConfigError("--dtype float32 is for the CPU; on a GPU attention computes in bfloat16 or float16")
     _check_tp_size(config, model)
-    if device == "cuda" and config.ranks_per_node > num_cuda_devices:
+    if config.nnodes > 1 and config.dp_size > 1:
+        raise ConfigError(
+            "--dp-size shares out requests on one host; take --nnodes 1, or a router before several servers"
+        )
+    if device == "cuda" and config.ranks_per_host > num_cuda_devices:
         many = (
             "as many GPUs" if config.nnodes == 1 else f"{config.ranks_per_node} GPUs on each of {config.nnodes} nodes"
         )
-        raise ConfigError(f"--tp-size {config.tp_size} needs {many}; this host has {num_cuda_devices}")
+        times = f"--dp-size {config.dp_size} times " if config.dp_size > 1 else ""
+        raise ConfigError(f"{times}--tp-size {config.tp_size} needs {many}; this host has {num_cuda_devices}")
     limit = model.max_position_embeddings
     if config.context_length is not None and config.context_length > limit:
         raise ConfigError(f"--context-length {config.context_length} exceeds the model's {limit} positions")
@@ -207,6 +211,7 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
     StartError, ModelError or ConfigError if one cannot start. Of several nodes this is node 0, and the house is the
     whole group.
     """
+    from srt.cluster.balancer import make_balancer
     from srt.frontend import app
 
     frontend: app.Frontend | None = None
@@ -219,31 +224,42 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
 
     owner.on_stop(on_signal)
     folder = tempfile.mkdtemp(prefix="lockstep-")
-    endpoints = Endpoints(folder)
-    board = Board.create(endpoints.board, config.tp_size)
+    engines = [Replica.create(config, Endpoints(folder, dp_rank)) for dp_rank in range(config.dp_size)]
+    endpoints = engines[0].endpoints  # what all engines have in common
     _log_configuration(config)
     nodes = Nodes(config.nnodes, on_leave=on_signal)
     children: list[Child] = []
     patience, reason = STOP_SECONDS, ""
     try:
         meeting = await _await_nodes(config, nodes, endpoints, files, children) if config.nnodes > 1 else None
-        schedulers = await _start_ranks(config, endpoints, files, scheduler_door, children, meeting)
+        for engine in engines:
+            await _start_ranks(config, engine, files, scheduler_door, children, meeting)
+        schedulers = [child for engine in engines for child in engine.schedulers]
         detokenizer = await Child.start(DETOKENIZER_DOOR, _child_spec("detokenizer", 0, config, endpoints, files))
         children.append(detokenizer)
-        engine = await unless(stop, _group_ready([*schedulers, detokenizer], nodes))
-        if engine is None:
+        answers = await unless(stop, _group_ready([*schedulers, detokenizer], nodes))
+        if answers is None:
             return 0
-        if isinstance(engine, str):
-            raise StartError(await _explain(engine, children, schedulers, board, nodes))
-        limits = Limits(config.context_length, engine["pool_tokens"], config.page_size)
-        log.info("memory: %s", engine["memory"]["summary"])
-        frontend = await app.serve(config, files, limits, endpoints, board, engine, owner.listener)
+        if isinstance(answers, str):
+            raise StartError(await _explain(answers, children, engines, nodes))
+        infos = answers[: len(schedulers) : config.ranks_per_node]  # of each engine's rank 0
+        for engine, info in zip(engines, infos, strict=True):
+            log.info("%smemory: %s", engine.prefix, info["memory"]["summary"])
+        pools = [info["pool_tokens"] for info in infos]
+        frontend = await app.serve(
+            config,
+            files,
+            Limits(config.context_length, min(pools), config.page_size),
+            [engine.endpoints for engine in engines],
+            [engine.board for engine in engines],
+            infos,
+            make_balancer(config.load_balance_method, pools, config.page_size),
+            owner.listener,
+        )
         nodes.serving(owner.ready(frontend))
-        pids = dict(zip(config.node_ranks, (child.pid for child in schedulers), strict=True))
-        watchdog = Watchdog(board, pids, config.watchdog_timeout)
 
         def any_fault() -> Awaitable[str]:
-            return first_of(first_death(children), watchdog.fault(), nodes.fault())
+            return first_of(first_death(children), nodes.fault(), *(engine.fault(config) for engine in engines))
 
         fault = await unless(stop, any_fault())
         if fault is None:
@@ -257,7 +273,7 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
                 return 0
             fault = ending
         patience = FAULT_STOP_SECONDS
-        reason = await _explain(fault, children, schedulers, board, nodes)
+        reason = await _explain(fault, children, engines, nodes)
         log.error("%s; stopping", reason)
         frontend.fail(reason)
         await nodes.end(reason)
@@ -270,7 +286,8 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
         if frontend is not None:
             await frontend.stop()
         await asyncio.gather(*(child.stop(patience) for child in children), nodes.end(reason))
-        board.close()
+        for engine in engines:
+            engine.board.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -283,8 +300,7 @@ async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: s
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     folder = tempfile.mkdtemp(prefix="lockstep-")
-    endpoints = Endpoints(folder)
-    board = Board.create(endpoints.board, config.tp_size)
+    engine = Replica.create(config, Endpoints(folder))
     _log_configuration(config)
     ranks = config.node_ranks
     log.info(
@@ -294,13 +310,13 @@ async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: s
     children: list[Child] = []
     node_0: Node0 | None = None
     try:
-        await _start_ranks(config, endpoints, files, scheduler_door, children)
+        await _start_ranks(config, engine, files, scheduler_door, children)
         answers = await unless(stop, asyncio.gather(*(child.ready() for child in children)))
         if answers is None:
             return 0
         shutil.rmtree(folder)  # all have opened the board; nobody could tidy up after a sudden end of this process
         node_0 = await Node0.connect(Meeting(**answers[0]), config.node_rank)
-        running = asyncio.ensure_future(run_ranks(node_0, children, board, config.node_ranks))
+        running = asyncio.ensure_future(run_ranks(node_0, children, engine.board, config.node_ranks))
         try:
             if await unless(stop, asyncio.shield(running)) is None:
                 node_0.leave()
@@ -316,7 +332,7 @@ async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: s
         await asyncio.gather(*(child.stop(FAULT_STOP_SECONDS) for child in children))
         if node_0 is not None:
             await node_0.close()
-        board.close()
+        engine.board.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -337,44 +353,47 @@ async def _await_nodes(
 
 async def _start_ranks(
     config: ServerConfig,
-    endpoints: Endpoints,
+    engine: Replica,
     files: ModelFiles,
     scheduler_door: str,
     children: list[Child],
     meeting: Meeting | None = None,
-) -> list[Child]:
-    """Those of this node; they are among `children` as soon as they are there."""
+) -> None:
+    """The engine's on this node; they are among `children` as soon as they are there."""
     for rank in config.node_ranks:
-        spec = _child_spec(f"scheduler {rank}", rank, config, endpoints, files, meeting)
-        children.append(await Child.start(scheduler_door, spec))
-    return children[-len(config.node_ranks) :]
+        spec = _child_spec(f"{engine.prefix}scheduler {rank}", rank, config, engine.endpoints, files, meeting)
+        child = await Child.start(scheduler_door, spec)
+        engine.schedulers.append(child)
+        children.append(child)
 
 
-async def _group_ready(children: list[Child], nodes: Nodes) -> dict[str, Any] | str:
-    """What rank 0, the first child, says once all are ready, here and on other nodes; or what has gone wrong."""
+async def _group_ready(children: list[Child], nodes: Nodes) -> list[dict[str, Any]] | str:
+    """What the children say once all are ready, here and on other nodes; or what has gone wrong."""
     answers = await first_of(asyncio.gather(*(child.ready() for child in children)), nodes.fault())
     if isinstance(answers, str):
         return answers
     fault = await first_of(nodes.all_ready(), nodes.fault(), first_death(children))
-    return fault or answers[0]
+    return fault or answers
 
 
-async def _explain(fault: str, children: list[Child], schedulers: list[Child], board: Board, nodes: Nodes) -> str:
+async def _explain(fault: str, children: list[Child], engines: list[Replica], nodes: Nodes) -> str:
     """Why the house must end; the ranks' last steps go to the log. `fault` is what was noticed first.
 
     One death or one wrong decision brings others after it, so the cause is not always what is noticed first.
     """
     await asyncio.sleep(LAST_WORDS_SECONDS)
-    records = read_all(board)
-    if len(records) > 1:
-        log.error("%s", table(records))
-    killed = [await child.obituary() for child in children if child.was_killed]
-    killed += nodes.deaths
-    found = difference(records) or next(iter(killed), None) or first_failure(records)
-    if found is None and not any(child.has_ended for child in children):  # then somebody hangs
-        for child in schedulers:
-            child.dump_stacks()  # which they do while clients read why the house ends
-    return found or fault
+    differences, failures = [], []
+    for engine in engines:
+        differing, failed = engine.findings()
+        differences += differing
+        failures += failed
+    killed = [await child.obituary() for child in children if child.was_killed] + nodes.deaths
+    found = [*differences, *killed, *failures]
+    if not found and not any(child.has_ended for child in children):  # then somebody hangs
+        for engine in engines:
+            for child in engine.schedulers:
+                child.dump_stacks()  # which they do while clients read why the house ends
+    return next(iter(found), fault)
 
 
 def _child_spec(

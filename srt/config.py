@@ -19,6 +19,7 @@ import msgspec
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "priority")
 CACHE_ISOLATIONS = ("none", "api-key")
+LOAD_BALANCE_METHODS = ("cache_aware", "round_robin")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LEAST_BLOCK = 16
@@ -109,6 +110,10 @@ class ServerConfig:
     nnodes: int = flag(1, "hosts over which the ranks are spread evenly; the server is started on each")
     node_rank: int = flag(0, "which of them this is, from 0; node 0 speaks HTTP")
     dist_init_addr: str | None = flag(None, "HOST:PORT of node 0, the same on all nodes, where ranks meet")
+    dp_size: int = flag(1, "engines of --tp-size ranks each, between which requests are shared out", aliases=("--dp",))
+    load_balance_method: str = flag(
+        "cache_aware", "how the engine for a request is chosen", choices=LOAD_BALANCE_METHODS
+    )
     watchdog_timeout: float = flag(300.0, "seconds after which an engine whose step does not end counts as hung")
     random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
     api_key: str | None = flag(None, "clients must send it, or one of several with commas between, as a bearer token")
@@ -130,6 +135,7 @@ class ServerConfig:
             ("tp_size", 1),
             ("nnodes", 1),
             ("node_rank", 0),
+            ("dp_size", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -180,7 +186,13 @@ class ServerConfig:
 
     @property
     def ranks_per_node(self) -> int:
+        """Of one engine."""
         return self.tp_size // self.nnodes
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Of all engines: those that share its cores and its memory."""
+        return self.ranks_per_node * self.dp_size
 
     @property
     def node_ranks(self) -> range:

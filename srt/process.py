@@ -68,12 +68,12 @@ class ChildSpec:
     gguf_path: str | None  # where GGUF weights are
     rank: int = 0
     meeting: Meeting | None = None  # known at the start on node 0 of several
-    dp_rank: int = 0  # which engine's it is
 
     @property
     def local_rank(self) -> int:
-        """The rank's place among those of its host, and so its GPU."""
-        return self.rank % self.config.ranks_per_node
+        """The rank's place among those of its host, of all engines, and so its GPU."""
+        per_engine = self.config.ranks_per_node
+        return self.endpoints.dp_rank * per_engine + self.rank % per_engine
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

@@ -15,13 +15,18 @@ import zmq
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses of one server's pipes, all in one folder of mode 0700 that launch makes and removes."""
+    """Addresses of one server's pipes, all in one folder of mode 0700 that launch makes and removes.
+
+    Of several engines each has a leader, a board and a rendezvous of its own; the detokenizer and the frontend are
+    everybody's.
+    """
 
     folder: str
+    dp_rank: int = 0  # which engine's they are
 
     @property
     def leader(self) -> str:
-        return f"ipc://{self.folder}/leader"
+        return f"ipc://{self.folder}/leader-{self.dp_rank}"
 
     @property
     def detokenizer(self) -> str:
@@ -34,12 +39,12 @@ class Endpoints:
     @property
     def board(self) -> str:
         """Path of the file behind the shared-memory board."""
-        return f"{self.folder}/board"
+        return f"{self.folder}/board-{self.dp_rank}"
 
     @property
     def rendezvous(self) -> str:
-        """Path of the file through which the ranks of this host find each other."""
-        return f"{self.folder}/rendezvous"
+        """Path of the file through which the ranks of an engine find each other."""
+        return f"{self.folder}/rendezvous-{self.dp_rank}"
 
 
 @dataclass(frozen=True)

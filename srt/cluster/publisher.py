@@ -69,7 +69,7 @@ class Publisher:
         try:
             (socket.bind if binds else socket.connect)(endpoint)
         except zmq.ZMQError as error:
-            raise ConfigError(f"--kv-events-config: {endpoint} cannot be used: {error.strerror}") from None
+            raise ConfigError(f"--kv-events-config: {endpoint} cannot be used: {zmq.strerror(error.errno)}") from None
         return socket
 
     def _send(self, changes: bytes) -> None:

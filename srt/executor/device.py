@@ -25,8 +25,8 @@ HEAD_DIMS = (64, 128, 256)
 """That FlashInfer's attention has kernels for, on every GPU."""
 
 
-def resolve_device(config: ServerConfig, rank: int) -> torch.device:
-    return torch.device("cuda", rank) if config.device == "cuda" else torch.device("cpu")
+def resolve_device(config: ServerConfig, index: int) -> torch.device:
+    return torch.device("cuda", index) if config.device == "cuda" else torch.device("cpu")
 
 
 def resolve_dtype(config: ServerConfig) -> torch.dtype:

@@ -9,7 +9,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from srt.board import Board
 from srt.chat_template import ChatTemplate
 from srt.config import ServerConfig
+from srt.frontend.balancer import Balancer
 from srt.frontend.errors import RequestError
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.management import Management
@@ -123,16 +124,20 @@ async def serve(
     config: ServerConfig,
     files: ModelFiles,
     limits: Limits,
-    endpoints: Endpoints,
-    board: Board,
-    info: dict[str, Any],
+    endpoints: Sequence[Endpoints],
+    boards: Sequence[Board],
+    infos: Sequence[dict[str, Any]],
+    balancer: Balancer,
     sock: socket.socket | None,
 ) -> Frontend:
-    """Starts serving on `sock`, which is bound, or this process alone. `info` is what rank 0 said when it was ready."""
+    """Starts serving on `sock`, which is bound, or this process alone.
+
+    `infos` is what each engine's rank 0 said when it was ready.
+    """
     tokenizer, template = await asyncio.to_thread(_load_words, config, files)
     name = config.served_model_name or files.name
     frontend = Frontend(
-        make_services(config, files.model_config, name, tokenizer, template, limits, endpoints, board, info)
+        make_services(config, files.model_config, name, tokenizer, template, limits, endpoints, boards, infos, balancer)
     )
     await frontend.start(sock)
     return frontend
@@ -145,19 +150,20 @@ def make_services(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     limits: Limits,
-    endpoints: Endpoints,
-    board: Board,
-    info: dict[str, Any],
+    endpoints: Sequence[Endpoints],
+    boards: Sequence[Board],
+    infos: Sequence[dict[str, Any]],
+    balancer: Balancer,
 ) -> Services:
-    metrics = Metrics(model_name)
+    metrics = Metrics(model_name, len(boards))
     return Services(
         config=config,
         model=model,
         model_name=model_name,
         limits=limits,
-        board=board,
-        info=info,
-        manager=TokenizerManager(config, limits, endpoints, metrics),
+        boards=boards,
+        infos=infos,
+        manager=TokenizerManager(config, limits, endpoints, metrics, balancer),
         words=Words(tokenizer, template, model.vocab_size, model.eos_token_ids),
         texts=TokenTexts(tokenizer.token_bytes),
         metrics=metrics,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from srt.frontend.balancer import Assignment
 from srt.frontend.errors import RequestError
 from srt.frontend.sampling import SamplingSpec
 from srt.messages import Finish, Ids, TextDelta, TokenLogprobs
@@ -35,6 +36,7 @@ class Generation:
     index: int  # among all choices of the HTTP request
     prompt: Prompt
     sink: Sink
+    assignment: Assignment
     created: float  # monotonic seconds, as all times here
     completion_tokens: int = 0
     cached_tokens: int = 0

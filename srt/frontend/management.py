@@ -97,8 +97,8 @@ class Management:
         services = self._services
         flags = dataclasses.asdict(services.config)
         del flags["api_key"]
-        records = self._records()
-        gauges = records[0].gauges
+        engines = self._records()
+        gauges = [records[0].gauges for records in engines]
         limits = services.limits
         return json_response(
             {
@@ -112,38 +112,55 @@ class Management:
                 "max_req_input_len": max(0, limits.max_total_tokens - 1),
                 "startup_time": services.created,
                 "frontend": "python",
-                "dp_size": 1,
                 "disaggregation_mode": "null",
                 "kv_events": self._kv_events(),
-                "pool": {name: gauges[f"pool_{name}"] for name in ("total", "free", "cached", "locked")},
+                "pool": {
+                    name: sum(engine[f"pool_{name}"] for engine in gauges)
+                    for name in ("total", "free", "cached", "locked")
+                },
                 "ranks": [
                     {
+                        "dp_rank": dp_rank,
                         "rank": rank,
                         "step": record.step,
                         "digest": f"{record.digest:016x}",
                         "phase": record.phase.name.lower(),
                         "heartbeat_age": round(time.monotonic() - record.heartbeat, 3),
                     }
+                    for dp_rank, records in enumerate(engines)
                     for rank, record in enumerate(records)
                 ],
                 "internal_states": [
                     {
-                        **gauges,
+                        **engine,
                         "effective_max_running_requests_per_dp": services.config.max_running_requests,
-                        "last_gen_throughput": services.metrics.gen_throughput,
-                        "memory_usage": services.memory_usage,
+                        "last_gen_throughput": services.metrics.engines[dp_rank].gen_throughput,
+                        "memory_usage": services.memory_usage(dp_rank),
                     }
+                    for dp_rank, engine in enumerate(gauges)
                 ],
             }
         )
 
     async def loads(self, request: web.Request) -> web.Response:
         services = self._services
-        load = Load.of(services.board)
         now = time.time()
-        entry = {
+        return json_response(
+            {
+                "timestamp": now,
+                "version": srt.__version__,
+                "accelerator": services.config.device,
+                "num_accelerators": services.config.tp_size * services.config.dp_size,
+                "loads": [self._load(dp_rank, now) for dp_rank in range(len(services.boards))],
+            }
+        )
+
+    def _load(self, dp_rank: int, now: float) -> dict[str, Any]:
+        services = self._services
+        load, rates = Load.of(services.boards[dp_rank]), services.metrics.engines[dp_rank]
+        return {
             "timestamp": now,
-            "dp_rank": 0,
+            "dp_rank": dp_rank,
             "num_running_reqs": load.running,
             "num_waiting_reqs": load.waiting,
             "num_waiting_uncached_tokens": load.waiting_tokens,
@@ -154,35 +171,27 @@ class Management:
             "max_running_requests": services.config.max_running_requests,
             "token_usage": load.token_usage,
             "utilization": load.token_usage,
-            "gen_throughput": services.metrics.gen_throughput,
-            "cache_hit_rate": services.metrics.cache_hit_rate,
-            "memory": services.memory_usage,
+            "gen_throughput": rates.gen_throughput,
+            "cache_hit_rate": rates.cache_hit_rate,
+            "memory": services.memory_usage(dp_rank),
         }
-        return json_response(
-            {
-                "timestamp": now,
-                "version": srt.__version__,
-                "accelerator": services.config.device,
-                "num_accelerators": services.config.tp_size,
-                "loads": [entry],
-            }
-        )
 
     async def get_load(self, request: web.Request) -> web.Response:
-        load = Load.of(self._services.board)
+        loads = [Load.of(board) for board in self._services.boards]
         return json_response(
             [
                 {
-                    "dp_rank": 0,
+                    "dp_rank": dp_rank,
                     "num_reqs": load.running + load.waiting,
                     "num_waiting_reqs": load.waiting,
                     "num_tokens": load.used + load.waiting_tokens,
                 }
+                for dp_rank, load in enumerate(loads)
             ]
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        page = self._services.metrics.page(self._services.board)
+        page = self._services.metrics.page(self._services.boards)
         return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def version(self, request: web.Request) -> web.Response:
@@ -246,9 +255,9 @@ class Management:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _records(self) -> list[Record]:
-        board = self._services.board
-        return [board.read(rank) for rank in range(board.num_ranks)]
+    def _records(self) -> list[list[Record]]:
+        """Of each engine those of its ranks."""
+        return [[board.read(rank) for rank in range(board.num_ranks)] for board in self._services.boards]
 
     def _kv_events(self) -> dict[str, Any] | None:
         """Where subscribers find the events of the first engine; each further one has the ports behind."""
@@ -262,7 +271,7 @@ class Management:
             "endpoint": events.endpoint,
             "topic": events.topic,
             "block_size": self._services.limits.page_size,
-            "dp_size": 1,
+            "dp_size": config.dp_size,
         }
         if port.isdigit():
             described |= {"endpoint_host": host.removeprefix("tcp://"), "endpoint_port_base": int(port)}
@@ -278,11 +287,13 @@ class Management:
         manager = self._services.manager
         manager.check_open()
         now = time.monotonic()
-        for rank, record in enumerate(self._records()):
-            if record.phase in (Phase.STARTING, Phase.STOPPED):
-                raise RequestError(f"Rank {rank} is {record.phase.name.lower()}.", status=503)
-            if now - record.heartbeat > HEARTBEAT_LIMIT:
-                raise _silent(f"Rank {rank}", now - record.heartbeat)
+        for dp_rank, records in enumerate(self._records()):
+            for rank, record in enumerate(records):
+                name = f"Rank {rank}" if self._services.config.dp_size == 1 else f"Rank {rank} of engine {dp_rank}"
+                if record.phase in (Phase.STARTING, Phase.STOPPED):
+                    raise RequestError(f"{name} is {record.phase.name.lower()}.", status=503)
+                if now - record.heartbeat > HEARTBEAT_LIMIT:
+                    raise _silent(name, now - record.heartbeat)
         if now - manager.last_heard > HEARTBEAT_LIMIT:
             raise _silent("The detokenizer", now - manager.last_heard)
 

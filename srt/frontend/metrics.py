@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 
 from srt.board import Board
 
@@ -41,8 +42,41 @@ class Histogram:
         return [*lines, f"{name}_sum{{{label}}} {self._sum}", f"{name}_count{{{label}}} {total}"]
 
 
+class Rates:
+    """Of one engine, over its last requests and seconds."""
+
+    def __init__(self) -> None:
+        self._generated = 0
+        self._hits: deque[tuple[int, int]] = deque(maxlen=HIT_WINDOW)
+        self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
+        self._hits.append((cached_tokens, prompt_tokens))
+
+    def generated(self, tokens: int) -> None:
+        self._generated += tokens
+
+    def sample(self, now: float) -> None:
+        self._samples.append((now, self._generated))
+        while now - self._samples[0][0] > RATE_WINDOW:
+            self._samples.popleft()
+
+    @property
+    def gen_throughput(self) -> float:
+        """Tokens per second over the last RATE_WINDOW."""
+        began, before = self._samples[0]
+        seconds = time.monotonic() - began
+        return (self._generated - before) / max(seconds, 1.0)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Cached share of the prompt tokens of the last HIT_WINDOW requests."""
+        prompt = sum(tokens for _, tokens in self._hits)
+        return sum(cached for cached, _ in self._hits) / prompt if prompt else 0.0
+
+
 class Metrics:
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, num_engines: int) -> None:
         escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         self._label = f'model_name="{escaped}"'
         self._counters = dict.fromkeys(
@@ -58,19 +92,20 @@ class Metrics:
         self._ttft = Histogram(TTFT_BUCKETS)
         self._itl = Histogram(ITL_BUCKETS)
         self._e2e = Histogram(E2E_BUCKETS)
-        self._hits: deque[tuple[int, int]] = deque(maxlen=HIT_WINDOW)
-        self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        self.engines = [Rates() for _ in range(num_engines)]
 
-    def first_tokens(self, tokens: int, seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
+    def first_tokens(self, engine: int, tokens: int, seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
         self._ttft.observe(seconds)
         self._counters["prompt_tokens_total"] += prompt_tokens
         self._counters["cached_tokens_total"] += cached_tokens
         self._counters["generation_tokens_total"] += tokens
-        self._hits.append((cached_tokens, prompt_tokens))
+        self.engines[engine].prompt(prompt_tokens, cached_tokens)
+        self.engines[engine].generated(tokens)
 
-    def next_tokens(self, tokens: int, seconds: float) -> None:
+    def next_tokens(self, engine: int, tokens: int, seconds: float) -> None:
         self._itl.observe(seconds / tokens, tokens)
         self._counters["generation_tokens_total"] += tokens
+        self.engines[engine].generated(tokens)
 
     def finished(self, seconds: float) -> None:
         self._counters["num_requests_total"] += 1
@@ -80,42 +115,24 @@ class Metrics:
         self._counters["num_aborted_requests_total"] += 1
 
     def sample(self, now: float) -> None:
-        """Called about once a second, for the rate."""
-        self._samples.append((now, self._counters["generation_tokens_total"]))
-        while now - self._samples[0][0] > RATE_WINDOW:
-            self._samples.popleft()
+        """Called about once a second, for the rates."""
+        for engine in self.engines:
+            engine.sample(now)
 
-    @property
-    def gen_throughput(self) -> float:
-        """Tokens per second over the last RATE_WINDOW."""
-        began, before = self._samples[0]
-        seconds = time.monotonic() - began
-        return (self._counters["generation_tokens_total"] - before) / max(seconds, 1.0)
-
-    @property
-    def cache_hit_rate(self) -> float:
-        """Cached share of the prompt tokens of the last HIT_WINDOW requests."""
-        prompt = sum(tokens for _, tokens in self._hits)
-        return sum(cached for cached, _ in self._hits) / prompt if prompt else 0.0
-
-    def page(self, board: Board) -> str:
-        load = Load.of(board)
-        gauges = {
-            "num_running_reqs": load.running,
-            "num_queue_reqs": load.waiting,
-            "token_usage": load.token_usage,
-            "num_used_tokens": load.used,
-            "max_total_num_tokens": load.total,
-            "kv_available_tokens": load.free,
-            "kv_evictable_tokens": load.cached - load.locked,
-            "cache_hit_rate": self.cache_hit_rate,
-            "gen_throughput": self.gen_throughput,
-        }
-        engine = {"evicted_tokens_total": load.evicted, "num_retracted_requests_total": load.retractions}
+    def page(self, boards: Sequence[Board]) -> str:
+        """What one engine tells has its index for a label, if there are several."""
+        loads = [Load.of(board) for board in boards]
+        labels = [
+            f'{self._label},dp_rank="{engine}"' if len(loads) > 1 else self._label for engine in range(len(loads))
+        ]
         lines = []
-        for kind, values in (("gauge", gauges), ("counter", {**self._counters, **engine})):
-            for name, value in values.items():
-                lines += [f"# TYPE sglang:{name} {kind}", f"sglang:{name}{{{self._label}}} {value}"]
+        for name, value in self._counters.items():
+            lines += [f"# TYPE sglang:{name} counter", f"sglang:{name}{{{self._label}}} {value}"]
+        for kind, by_engine in (("gauge", map(_gauges, loads, self.engines)), ("counter", map(_counters, loads))):
+            columns = list(by_engine)
+            for name in columns[0]:
+                lines.append(f"# TYPE sglang:{name} {kind}")
+                lines += [f"sglang:{name}{{{label}}} {of[name]}" for label, of in zip(labels, columns, strict=True)]
         for name, histogram in (
             ("time_to_first_token_seconds", self._ttft),
             ("inter_token_latency_seconds", self._itl),
@@ -123,6 +140,24 @@ class Metrics:
         ):
             lines += histogram.lines(f"sglang:{name}", self._label)
         return "\n".join(lines) + "\n"
+
+
+def _gauges(load: Load, rates: Rates) -> dict[str, float]:
+    return {
+        "num_running_reqs": load.running,
+        "num_queue_reqs": load.waiting,
+        "token_usage": load.token_usage,
+        "num_used_tokens": load.used,
+        "max_total_num_tokens": load.total,
+        "kv_available_tokens": load.free,
+        "kv_evictable_tokens": load.cached - load.locked,
+        "cache_hit_rate": rates.cache_hit_rate,
+        "gen_throughput": rates.gen_throughput,
+    }
+
+
+def _counters(load: Load) -> dict[str, int]:
+    return {"evicted_tokens_total": load.evicted, "num_retracted_requests_total": load.retractions}
 
 
 class Load:

@@ -170,7 +170,7 @@ class GenerateFormat:
             "cached_tokens": generation.cached_tokens,
             "reasoning_tokens": 0,
             "weight_version": "default",
-            "dp_rank": None,
+            "dp_rank": generation.assignment.engine,
         }
 
     def _meta(self, generation: Generation) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class Services:
     model: ModelConfig
     model_name: str  # the name that clients use
     limits: Limits
-    board: Board
-    info: dict[str, Any]  # what rank 0 said when it was ready
+    boards: Sequence[Board]  # of each engine
+    infos: Sequence[dict[str, Any]]  # what each engine's rank 0 said when it was ready
     manager: TokenizerManager
     words: Words
     texts: TokenTexts
@@ -48,14 +48,14 @@ class Services:
     def max_body(self) -> int:
         return max(1 << 20, BYTES_PER_TOKEN * self.limits.context_length)
 
-    @property
-    def memory_usage(self) -> dict[str, Any]:
+    def memory_usage(self, engine: int) -> dict[str, Any]:
         """In GB, but for `token_capacity`."""
-        memory = self.info.get("memory", {})
+        info = self.infos[engine]
+        memory = info.get("memory", {})
         return {
             "weight_gb": memory.get("weights_bytes", 0) / 1e9,
             "kv_cache_gb": memory.get("kv_bytes", 0) / 1e9,
-            "token_capacity": self.limits.pool_tokens,
+            "token_capacity": info["pool_tokens"],
         }
 
     def owner(self, request: web.Request) -> bytes:

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from srt.config import ServerConfig
+from srt.frontend.balancer import Balancer
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt, Sink
 from srt.frontend.metrics import Metrics
@@ -41,16 +42,25 @@ MAX_GENERATIONS = 4096  # of one HTTP request
 
 
 class TokenizerManager:
-    def __init__(self, config: ServerConfig, limits: Limits, endpoints: Endpoints, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        limits: Limits,
+        endpoints: Sequence[Endpoints],
+        metrics: Metrics,
+        balancer: Balancer,
+    ) -> None:
+        """`endpoints` of each engine."""
         self.limits = limits
         self.metrics = metrics
         self.draining = False
         self.failure: str | None = None
         self.last_heard = 0.0  # when the detokenizer last sent anything, in monotonic seconds
         self.last_token = 0.0  # when a token last came
-        self._max_running = config.max_running_requests
+        self._max_running = config.max_running_requests  # on each engine
         self._max_queued = config.max_queued_requests
         self._endpoints = endpoints
+        self._balancer = balancer
         self._seeds = seeds(config.random_seed)
         self._rids = itertools.count(1)
         self._tickets = itertools.count(1)
@@ -68,8 +78,8 @@ class TokenizerManager:
         self._loop = asyncio.get_running_loop()
         self.last_heard = time.monotonic()
         self._context = zmq.Context()
-        self._socket = pull(self._endpoints.frontend, self._context)
-        self._leader = Sender(self._endpoints.leader, self._context)
+        self._socket = pull(self._endpoints[0].frontend, self._context)
+        self._leaders = [Sender(endpoints.leader, self._context) for endpoints in self._endpoints]
         self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
         self._loop.call_soon(self._receive)  # the descriptor signals only what comes from now on
 
@@ -110,20 +120,27 @@ class TokenizerManager:
         generations = self._live.values() if name is None else self._names.get(name, ())
         for generation in list(generations):
             if generation.finish is None:
-                self._leader.send(AbortRequest(generation.rid, message))
+                self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, message))
 
     async def flush_cache(self, timeout_s: float) -> FlushReply:
         if self.failure is not None:
             raise RequestError(f"The engine has failed: {self.failure}", status=503)
+        replies = await asyncio.gather(*(self._flush(engine, timeout_s) for engine in range(len(self._leaders))))
+        return next((reply for reply in replies if not reply.ok), replies[0])
+
+    async def _flush(self, engine: int, timeout_s: float) -> FlushReply:
         ticket = next(self._tickets)
         future = self._flushes[ticket] = self._loop.create_future()
         try:
-            self._leader.send(FlushCache(ticket, timeout_s))
-            return await asyncio.wait_for(future, timeout_s + 10.0)
+            self._leaders[engine].send(FlushCache(ticket, timeout_s))
+            reply = await asyncio.wait_for(future, timeout_s + 10.0)
         except asyncio.TimeoutError:
             return FlushReply(ticket, False, "The engine did not answer in time.")
         finally:
             del self._flushes[ticket]
+        if reply.ok:
+            self._balancer.flushed(engine)
+        return reply
 
     @property
     def is_open(self) -> bool:
@@ -137,7 +154,9 @@ class TokenizerManager:
 
     def check_queue(self, more: int) -> None:
         """RequestError unless `more` requests may run or wait beside those that do."""
-        if self._max_queued is not None and len(self._live) + more > self._max_running + self._max_queued:
+        if self._max_queued is None:
+            return
+        if len(self._live) + more > self._max_running * len(self._leaders) + self._max_queued:
             raise RequestError("The request queue is full; try again later.", status=503, code="queue_full")
 
     def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
@@ -156,13 +175,16 @@ class TokenizerManager:
             seed = next(self._seeds) if spec.seed is None else spec.seed
             for choice in range(spec.n):
                 name = prompt.name if spec.n == 1 else f"{prompt.name}_{choice}"
-                generation = Generation(next(self._rids), name, len(generations), prompt, sink, now)
+                assignment = self._balancer.assign(prompt.namespace, prompt.ids)
+                generation = Generation(next(self._rids), name, len(generations), prompt, sink, assignment, now)
                 generations.append(generation)
                 for one in generation.names:
                     self._names.setdefault(one, []).append(generation)
                 self._live[generation.rid] = generation
                 params = spec.params(length, seed, choice)
-                self._leader.send(NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority))
+                self._leaders[assignment.engine].send(
+                    NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority)
+                )
         self._idle.clear()
         return generations
 
@@ -178,7 +200,8 @@ class TokenizerManager:
             for name in generation.names:
                 self._names.pop(name, None)
             if self._live.pop(generation.rid, None) is not None:
-                self._leader.send(AbortRequest(generation.rid, "The client has left."))
+                self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, "The client has left."))
+                self._balancer.ended(generation.assignment)
                 self.metrics.aborted()
         if not self._live:
             self._idle.set()
@@ -228,18 +251,25 @@ class TokenizerManager:
             generation.cached_tokens = delta.cached_tokens
         if tokens:
             generation.completion_tokens += tokens
+            assignment = generation.assignment
+            self._balancer.heard(assignment, delta.ids)
             if generation.first_token:
-                self.metrics.next_tokens(tokens, now - generation.last_token)
+                self.metrics.next_tokens(assignment.engine, tokens, now - generation.last_token)
             else:
                 generation.first_token = now
                 self.metrics.first_tokens(
-                    tokens, now - generation.created, generation.prompt.num_tokens, generation.cached_tokens
+                    assignment.engine,
+                    tokens,
+                    now - generation.created,
+                    generation.prompt.num_tokens,
+                    generation.cached_tokens,
                 )
             generation.last_token = self.last_token = now
         if delta.finish is not None:
             generation.finish = delta.finish
             generation.finished = now
             del self._live[generation.rid]
+            self._balancer.ended(generation.assignment)
             if delta.finish.reason == "abort":
                 self.metrics.aborted()
             else:

@@ -19,6 +19,7 @@ import zmq
 from srt.board import Board, Phase, RankRecord
 from srt.board_relay import Mirror
 from srt.cluster.publisher import Publisher
+from srt.config import ServerConfig
 from srt.process import ChildSpec, Ready, end_at_once_when_stopped
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedIntake, LoggedRecord
@@ -55,6 +56,8 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
     record = RankRecord(board, spec.rank)
     if spec.rank > 0:
         end_at_once_when_stopped()
+    if spec.config.ranks_per_host > 1:
+        _share_cores(spec.config)
     ranks = _meet(spec) if board.num_ranks > 1 else None
     try:
         if spec.config.nnodes > 1:
@@ -71,6 +74,15 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
             ranks.close()
 
 
+def _share_cores(config: ServerConfig) -> None:
+    """Gives this rank its part of the host's cores."""
+    import torch
+
+    threads = max(1, torch.get_num_threads() // config.ranks_per_host)
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for compiled code that brings an OpenMP of its own
+
+
 def _meet(spec: ChildSpec) -> Ranks:
     """Joins the other ranks; ConfigError if one of them would not compute the same."""
     import torch
@@ -79,9 +91,6 @@ def _meet(spec: ChildSpec) -> Ranks:
     from srt.rendezvous import meet_at_node_0, meet_on_host
 
     config = spec.config
-    threads = max(1, torch.get_num_threads() // config.ranks_per_node)  # the ranks of a host share its cores
-    torch.set_num_threads(threads)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # for compiled code that brings an OpenMP of its own
     if config.device == "cuda":
         torch.cuda.set_device(spec.local_rank)
     backend = "nccl" if config.device == "cuda" else "gloo"
@@ -109,7 +118,7 @@ def _run(
     config = spec.config
     publisher = None
     if config.kv_events is not None and spec.rank == 0:
-        publisher = Publisher(config.kv_events, spec.dp_rank, config.page_size)
+        publisher = Publisher(config.kv_events, spec.endpoints.dp_rank, config.page_size)
     token_bytes = TokenBytes.from_folder(Path(spec.tokenizer_folder))
     device = make_device(spec, token_bytes, ranks)
     settings = Settings(
@@ -130,7 +139,8 @@ def _run(
     intake, outlet = _ends(spec, context, board, ranks)
     executor, shown = device.executor, record
     if config.inbox_log is not None and spec.rank == 0:
-        inbox_log = InboxLog(config.inbox_log, settings)
+        dp_rank = spec.endpoints.dp_rank
+        inbox_log = InboxLog(config.inbox_log + (f"_dp{dp_rank}" if dp_rank else ""), settings)
         intake, executor = LoggedIntake(intake, inbox_log), LoggedExecutor(executor, inbox_log)
         shown = LoggedRecord(record, inbox_log)
     page_log = None if publisher is None else publisher.log
@@ -176,10 +186,12 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
     )
     free_before, held_before = free_memory(device), held_memory(device)
     if device.type == "cpu":
-        free_before //= config.ranks_per_node  # the ranks of a host share its memory
+        free_before //= config.ranks_per_host  # who share its memory
     if ranks is not None:
         check_balance([rank["free"] for rank in ranks.gather({"free": free_before})])
-    weights = iterate_weights(files, dtype, seed=config.random_seed or 0, progress=spec.rank == 0, device=device)
+    weights = iterate_weights(
+        files, dtype, seed=config.random_seed or 0, progress=spec.rank == spec.endpoints.dp_rank == 0, device=device
+    )
     model = load_model(model_config, weights, dtype, device, context_length=config.context_length, parallel=parallel)
     plan = plan_memory(
         free_before=free_before,

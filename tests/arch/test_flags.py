@@ -32,6 +32,8 @@ FLAGS = {
     "nnodes": ("int", 1),
     "node_rank": ("int", 0),
     "dist_init_addr": ("str | None", None),
+    "dp_size": ("int", 1),
+    "load_balance_method": ("str", "cache_aware"),
     "watchdog_timeout": ("float", 300.0),
     "random_seed": ("int | None", None),
     "api_key": ("str | None", None),
@@ -42,7 +44,7 @@ FLAGS = {
 }
 """Field of ServerConfig -> (type, default)."""
 
-ALIASES = {"tp_size": ("--tp",)}
+ALIASES = {"tp_size": ("--tp",), "dp_size": ("--dp",)}
 
 
 def test_the_flags_are_these():

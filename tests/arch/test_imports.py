@@ -17,7 +17,7 @@ ROOMS = {
         """,
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
-        srt.watchdog srt.nodes srt.rank_node srt.board_relay srt.frontend
+        srt.replica srt.nodes srt.rank_node srt.board_relay srt.cluster srt.frontend
         """,
     "srt": "",
     "srt.engine": "launch srt.config srt.frontend srt.messages",
@@ -28,6 +28,7 @@ ROOMS = {
     "srt.model_config": "",
     "srt.board": "",
     "srt.watchdog": "srt.board",
+    "srt.replica": "srt.config srt.board srt.process srt.transport srt.watchdog",
     "srt.board_relay": "srt.board srt.config srt.process srt.transport",
     "srt.nodes": "srt.config srt.transport",
     "srt.rank_node": "srt.board srt.nodes srt.process srt.watchdog",

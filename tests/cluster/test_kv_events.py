@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from kv_subscriber import Index, Subscriber, expected_prefixes
+from shared.kv_subscriber import Index, Subscriber, expected_prefixes
 from shared.simulation import Simulation, random_simulation, settings_of
 
 from radix import Ledger

@@ -23,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from detokenizer.detokenizer import Detokenizer
 from srt.board import GAUGES, Board, Phase, RankRecord
 from srt.chat_template import ChatTemplate
+from srt.cluster.balancer import make_balancer
 from srt.config import ServerConfig
 from srt.frontend.app import Frontend, make_services
 from srt.limits import Limits
@@ -209,17 +210,20 @@ class EchoEngine(threading.Thread):
 class Server:
     """Engine and frontend, each in a thread, for the length of a `with`."""
 
-    def __init__(self, folder, *, context_length=1024, pool_tokens=1024, bos=BOS, template=True, **flags):
+    def __init__(self, folder, *, context_length=1024, pool_tokens=1024, bos=BOS, template=True, dp_size=1, **flags):
         self.tokenizer = byte_tokenizer(folder)
-        self.config = ServerConfig(model_path="/models/tiny", served_model_name=MODEL, **flags)
+        self.config = ServerConfig(model_path="/models/tiny", served_model_name=MODEL, dp_size=dp_size, **flags)
         self.limits = Limits(context_length, pool_tokens, 1)
-        self.endpoints = Endpoints(str(folder))
-        self.board = Board.create(self.endpoints.board, 1)
-        self.engine = EchoEngine(self.endpoints, self.board, self.tokenizer)
+        endpoints = [Endpoints(str(folder), dp_rank) for dp_rank in range(dp_size)]
+        self.boards = [Board.create(one.board, 1) for one in endpoints]
+        self.board = self.boards[0]
+        self.engines = [EchoEngine(*ends, self.tokenizer) for ends in zip(endpoints, self.boards, strict=True)]
+        self.engine = self.engines[0]
+        info = {"pool_tokens": pool_tokens, "memory": {"weights_bytes": 1000, "kv_bytes": 2000}}
         chat_template = ChatTemplate.from_folder(folder) if template else None
         self.services = make_services(
-            self.config, model_config(bos), MODEL, self.tokenizer, chat_template, self.limits, self.endpoints,
-            self.board, {"memory": {"weights_bytes": 1000, "kv_bytes": 2000}},
+            self.config, model_config(bos), MODEL, self.tokenizer, chat_template, self.limits, endpoints, self.boards,
+            [info] * dp_size, make_balancer("cache_aware", [pool_tokens] * dp_size, 1),
         )  # fmt: skip
         self.frontend = Frontend(self.services)
         self._sock = socket.create_server(("127.0.0.1", 0))
@@ -228,7 +232,8 @@ class Server:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
     def __enter__(self):
-        self.engine.start()
+        for engine in self.engines:
+            engine.start()
         self._thread.start()
         self.run(self.frontend.start(self._sock))
         return self
@@ -238,7 +243,8 @@ class Server:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(60)
         self.loop.close()
-        self.engine.stop()
+        for engine in self.engines:
+            engine.stop()
 
     def run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)

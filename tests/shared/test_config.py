@@ -64,6 +64,8 @@ def test_each_flag_reaches_its_field():
         "nnodes": 2,
         "node_rank": 1,
         "dist_init_addr": "10.0.0.1:5000",
+        "dp_size": 2,
+        "load_balance_method": "round_robin",
         "watchdog_timeout": 60.0,
         "random_seed": 7,
         "api_key": "secret,other",

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from srt.messages import AbortRequest, FlushReply, InboxItem
-from srt.transport import Sender, pull, push
+from srt.transport import Endpoints, Sender, pull, push
 
 
 @pytest.fixture
@@ -83,9 +83,11 @@ def test_ending_does_not_wait_for_what_nobody_receives(endpoints):
 
 
 def test_all_addresses_lie_in_the_one_folder(context, endpoints):
-    addresses = [endpoints.leader, endpoints.detokenizer, endpoints.frontend]
+    second = Endpoints(endpoints.folder, 1)
+    assert (second.detokenizer, second.frontend) == (endpoints.detokenizer, endpoints.frontend)
+    addresses = [endpoints.leader, second.leader, endpoints.detokenizer, endpoints.frontend]
     sockets = [pull(address, context) for address in addresses]
-    assert sorted(os.listdir(endpoints.folder)) == ["detokenizer", "frontend", "leader"]
+    assert sorted(os.listdir(endpoints.folder)) == ["detokenizer", "frontend", "leader-0", "leader-1"]
     assert os.path.dirname(endpoints.board) == endpoints.folder
     for socket in sockets:
         socket.close()
