@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from faulty_ranks import ENVIRONMENT, expected
 from rank_client import Client
-from server_harness import Server, at_once, running, wait_until
+from server_harness import Server, Stopwatch, at_once, running, wait_until
 from shared.kv_subscriber import Subscriber
 
 from srt.config import KvEventsConfig
@@ -43,7 +43,7 @@ def ask(server: Server, prompt: list[int], count: int) -> dict:
 def test_two_engines_are_one_server(small_model: str, events: KvEventsConfig) -> None:
     """Chats go where they were, every route tells of both, and routers hear what each has cached."""
     flags = ("--model-path", small_model, "--dp-size", "2", "--kv-events-config", json.dumps(to_json(events)), *SMALL)
-    with running(*flags, module="faulty_ranks", env=ENVIRONMENT) as server:
+    with Stopwatch() as watch, running(*flags, module="faulty_ranks", env=ENVIRONMENT) as server:
         subscribers = [Subscriber(events.endpoint_of(i), events.replay_endpoint_of(i)) for i in range(2)]
         chats = [[100 + number] * 64 for number in range(4)]
         first = [ask(server, chat, 2) for chat in chats]
@@ -53,7 +53,7 @@ def test_two_engines_are_one_server(small_model: str, events: KvEventsConfig) ->
         assert [meta["cached_tokens"] for meta in again] == [64] * 4
 
         done = threading.Event()
-        clients = [Client(server, seed, until=done, leaves=0.3) for seed in range(4)]
+        clients = [Client(server, seed, watch, until=done, leaves=0.3) for seed in range(4)]
         wait_until(lambda: has_evicted(server), 60, lambda: server.log)
         done.set()
         for client in clients:
@@ -122,8 +122,8 @@ def test_each_engine_may_have_several_ranks(small_model: str) -> None:
 @pytest.mark.slow
 def test_a_fault_in_one_engine_is_named(small_model: str) -> None:
     flags = ("--model-path", small_model, "--tp-size", "2", "--dp-size", "2", *SMALL)
-    with running(*flags, module="faulty_ranks", env=ENVIRONMENT) as server:
-        clients = [Client(server, seed) for seed in range(4)]
+    with Stopwatch() as watch, running(*flags, module="faulty_ranks", env=ENVIRONMENT) as server:
+        clients = [Client(server, seed, watch) for seed in range(4)]
         os.kill(server.pid_of("engine 1 scheduler 1"), signal.SIGSTOP)
         for client in clients:
             client.join(60)
