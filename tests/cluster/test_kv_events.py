@@ -144,7 +144,8 @@ def test_a_subscriber_rebuilds_the_tree_from_the_stream_and_the_replay(folder, e
             engine.serve(1)
         engine.serve(50)
         late = Subscriber(*addresses, config.topic)
-        assert late.replay() == engine.steps
+        while late.next_number < engine.steps:  # the publisher is on its way
+            late.replay()
         engine.ledger.flush()
         engine.serve(20)
         for subscriber in (early, late):
