@@ -52,6 +52,14 @@ class SamplingParams(Message):
     logprobs: int = -1  # alternatives reported beside the chosen token; -1: no logprobs at all
 
 
+class Grammar(Message):
+    """What an output must be, in the language of one backend of `srt/constrained`. Checked in the frontend."""
+
+    backend: str
+    text: str
+    starts_after: int = -1  # the output's first token of this id is the last one that is free; -1: none is free
+
+
 # ---- frontend -> leader ---------------------------------------------------------------------------------------------
 
 
@@ -61,6 +69,7 @@ class NewRequest(Message, tag=1):
     sampling: SamplingParams
     namespace: bytes = b""  # cache_salt, extra_key, adapter: prefixes are shared within one namespace only
     priority: int = 0
+    grammar: Grammar | None = None
 
 
 class AbortRequest(Message, tag=2):
@@ -77,7 +86,13 @@ class FlushCache(Message, tag=3):
     timeout_s: float = 0.0
 
 
-InboxItem = NewRequest | AbortRequest | FlushCache
+class GrammarReady(Message, tag=4):
+    """The leader's own: every rank has compiled the grammar with this number, or failed to."""
+
+    serial: int
+
+
+InboxItem = NewRequest | AbortRequest | FlushCache | GrammarReady
 
 
 class Inbox(Message):

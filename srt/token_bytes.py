@@ -6,7 +6,8 @@ drop the first space of a text and replace bytes that are not whole characters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ import msgspec
 from srt.model_config import ModelError
 
 DECODERS = ("ByteLevel", "Metaspace", "Sequence of Replace, ByteFallback, Fuse, Strip and Metaspace")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens that exist, by id."""
+
+    table: Sequence[bytes]
+    is_special: Sequence[int]
+    eos_token_ids: Sequence[int]  # in the table
+    encode: Callable[[str], list[int]]  # text to ids; special tokens written out in it are but text
 
 
 class TokenBytes:

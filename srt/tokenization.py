@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tokenizers
 
 from srt.model_config import ModelError
 from srt.model_files import read_optional_json
-from srt.token_bytes import TokenBytes, read_tokenizer_json
+from srt.token_bytes import TokenBytes, Vocabulary, read_tokenizer_json
 
 # Spaces at either end and in rows, digits, line ends, accents, an emoji of several code points, scripts with and
 # without spaces, combining marks, and characters that few vocabularies hold whole.
@@ -70,10 +71,21 @@ class Tokenizer:
             raise
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
+    def literal_encoder(self) -> Callable[[str], list[int]]:
+        """An encoder for which special tokens written out in a text are but text."""
+        tokenizer = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.encode_special_tokens = True
+        return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """A whole text at once, with U+FFFD for bytes that are no character."""
         text = self.token_bytes.decode(ids, skip_special_tokens).decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self.token_bytes.strips_leading_space else text
+
+    def vocabulary(self, eos_token_ids: Sequence[int]) -> Vocabulary:
+        """What grammars are compiled for. A model may name ends that do not exist."""
+        ends = tuple(token for token in eos_token_ids if token < self.vocab_size)
+        return Vocabulary(self.token_bytes.table, self.token_bytes.is_special, ends, self.literal_encoder())
 
     def token_id(self, token: str | None) -> int | None:
         return None if token is None else self._tokenizer.token_to_id(token)

@@ -15,6 +15,8 @@ from srt.messages import (
     FlushCache,
     FlushReply,
     FrontendItem,
+    Grammar,
+    GrammarReady,
     Inbox,
     InboxItem,
     Message,
@@ -50,6 +52,8 @@ BY_ARROW = {
     InboxItem: [
         NewRequest(2**53, pack_ids([1, 2, 3]), SAMPLING, b"salt", -5),
         NewRequest(0, b"", SamplingParams(0)),
+        NewRequest(1, b"", SamplingParams(0), grammar=Grammar("llguidance", "start: /é/", 7)),
+        GrammarReady(2**40),
         AbortRequest(7),
         AbortRequest(8, "timed out"),
         FlushCache(3, 1.5),
