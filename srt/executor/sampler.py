@@ -55,7 +55,7 @@ class Sampler:
         # A request may name any id that the model's vocabulary has.
         self._edit(padded_SV, rows_S, positions_S, wanted, tokens_RP)
         if masks is not None:
-            self._forbid(logits_SV, plan, masks)
+            self._forbid(logits_SV, plan, masks, positions_S < wanted.min_end)
         tokens_S = self._choose(logits_SV, positions_S, wanted)
 
         if logprobs_LV is None:
@@ -98,15 +98,22 @@ class Sampler:
                 stops = [token for token in opened.stop_token_ids if token < len(logits_V)]
                 logits_V[torch.tensor(stops, dtype=torch.int64, device=self._device)] = -math.inf
 
-    def _forbid(self, logits_SV: torch.Tensor, plan: ScheduleBatch, masks: TokenMasks) -> None:
-        sample_of_row = np.cumsum(plan.samples) - 1
-        allowed = np.unpackbits(masks.bits.astype("<i4").view(np.uint8), axis=1, bitorder="little")
-        allowed_MV = torch.from_numpy(allowed[:, : self._num_tokens]).to(self._device, torch.bool)
-        rows_M = torch.from_numpy(sample_of_row[masks.batch_rows]).to(self._device)
-        masked_MV = logits_SV[rows_M].masked_fill(~allowed_MV, -math.inf)
-        # A grammar at its end allows nothing but what min_new_tokens forbids; the grammar's word counts.
-        nothing_M1 = masked_MV.amax(-1, keepdim=True) == -math.inf
-        logits_SV[rows_M] = masked_MV.masked_fill_(nothing_M1 & allowed_MV, 0.0)
+    def _forbid(
+        self, logits_SV: torch.Tensor, plan: ScheduleBatch, masks: TokenMasks, must_go_on_S: np.ndarray
+    ) -> None:
+        rows_M = (np.cumsum(plan.samples) - 1)[masks.batch_rows]
+        forbidden = np.unpackbits((~masks.bits).astype("<i4").view(np.uint8), axis=1, bitorder="little")
+        forbidden_MV = torch.from_numpy(forbidden[:, : self._num_tokens]).view(torch.bool).to(self._device)
+        if len(rows_M) == len(logits_SV):  # every row has one, so they are in order
+            logits_SV.masked_fill_(forbidden_MV, -math.inf)
+        else:
+            for row, forbidden_V in zip(rows_M.tolist(), forbidden_MV, strict=True):
+                logits_SV[row].masked_fill_(forbidden_V, -math.inf)
+        for index in np.flatnonzero(must_go_on_S[rows_M]):
+            logits_V = logits_SV[rows_M[index]]
+            # A grammar at its end allows nothing but what min_new_tokens forbids; the grammar's word counts.
+            if float(logits_V.max()) == -math.inf:
+                logits_V.masked_fill_(~forbidden_MV[index], 0.0)
 
     def _choose(self, logits_SV: torch.Tensor, positions_S: np.ndarray, wanted: SamplingRows) -> torch.Tensor:
         drawn = np.flatnonzero(wanted.temperature > 0)

@@ -1,0 +1,95 @@
+"""L4's CPU side, each rank, and main process: grammars by llguidance. Loads no torch.
+
+It works without a clock, so that all ranks and the front door see the same grammar pass or fail; its limits bound what
+one grammar may cost a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+from srt.schema_rules import GrammarError
+from srt.token_bytes import Vocabulary
+
+LIMITS = LLParserLimits(max_items_in_row=6000, verbose_errors=False)
+"""Enough for an object with a thousand optional properties."""
+
+THREADS = 2
+MAX_FAULT = 300
+
+
+class _Vocabulary:
+    """What LLTokenizer asks of a tokenizer. `encode` cuts what a grammar forces into the tokens it mostly comes as."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, eos_token_id: int) -> None:
+        self.tokens = list(vocabulary.table) + [b""] * (eos_token_id == len(vocabulary.table))
+        self.special_token_ids = [token for token, special in enumerate(vocabulary.is_special) if special]
+        self.eos_token_id = eos_token_id
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+class LLGuidance:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        # Where a model has no EOS, what only ends is told by an id that no row of logits has.
+        ends = list(vocabulary.eos_token_ids) or [len(vocabulary.table)]
+        self._tokenizer = LLTokenizer(_Vocabulary(vocabulary, ends[0]), eos_token=ends)
+        self._num_words = -(-self._tokenizer.vocab_size // 32)
+        self._executor = LLExecutor(THREADS)
+
+    def compile(self, text: str) -> CompiledGrammar:
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the longest one mostly, and copies begin with what it has found out
+        if matcher.is_error():
+            raise GrammarError(_short(matcher.get_error()))
+        return CompiledGrammar(matcher)
+
+    def fill(self, matchers: Sequence[LLGuidanceMatcher], bits_MW: np.ndarray) -> None:
+        wide_MW = bits_MW
+        if bits_MW.shape[1] != self._num_words:
+            wide_MW = np.empty((len(bits_MW), self._num_words), np.int32)
+        if len(matchers) == 1:  # no other thread need wake
+            matchers[0].inner.unsafe_compute_mask_ptr(wide_MW.ctypes.data, wide_MW.nbytes)
+        else:
+            rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+            self._executor.unsafe_compute_mask_ptr(rows, wide_MW.ctypes.data, 4 * self._num_words, len(wide_MW))
+        if wide_MW is not bits_MW:
+            bits_MW[:] = wide_MW[:, : bits_MW.shape[1]]
+
+
+class CompiledGrammar:
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def matcher(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._matcher.deep_copy())
+
+
+class LLGuidanceMatcher:
+    def __init__(self, inner: LLMatcher) -> None:
+        self.inner = inner
+
+    def accept(self, token: int) -> None:
+        self.inner.consume_token(token)
+
+    @property
+    def ended(self) -> bool:
+        return self.inner.is_stopped()
+
+    @property
+    def fault(self) -> str:
+        return _short(self.inner.get_error()) if self.inner.is_error() else ""
+
+
+def _short(error: str) -> str:
+    """Its first paragraph: what follows is a picture of the grammar."""
+    return " ".join(error.split("\n<state>")[0].split())[:MAX_FAULT]

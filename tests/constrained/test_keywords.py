@@ -1,0 +1,45 @@
+"""Each keyword of JSON Schema is enforced exactly or refused; `jsonschema` says what exactly means."""
+
+import re
+
+import jsonschema
+import pytest
+from keyword_cases import ENFORCED, REFUSED
+from walk import CHECK, accepts_json
+
+from srt.frontend.constraints import Form
+from srt.schema_rules import GrammarError
+
+FORMATS = jsonschema.FormatChecker()
+
+
+@FORMATS.checks("json-pointer")
+def is_pointer(text):
+    return not text or (text[0] == "/" and re.search("~(?![01])", text) is None)
+
+
+@FORMATS.checks("relative-json-pointer")
+def is_relative_pointer(text):
+    start = re.match("0|[1-9][0-9]*", text)
+    return start is not None and (text[start.end() :] == "#" or is_pointer(text[start.end() :]))
+
+
+@pytest.mark.parametrize("keyword", ENFORCED)
+def test_what_is_valid_passes_and_nothing_else(keyword):
+    for schema, valid, invalid in ENFORCED[keyword]:
+        judge = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
+        if keyword == "dependencies":
+            judge = jsonschema.Draft7Validator(schema)
+        for instance in valid:
+            assert judge.is_valid(instance), (schema, instance)
+            assert accepts_json(schema, instance), (schema, instance)
+        for instance in invalid:
+            assert not judge.is_valid(instance), (schema, instance)
+            assert not accepts_json(schema, instance), (schema, instance)
+
+
+@pytest.mark.parametrize("keyword", REFUSED)
+def test_what_cannot_be_enforced_is_refused(keyword):
+    for schema in REFUSED[keyword]:
+        with pytest.raises(GrammarError):
+            CHECK(Form("json_schema", schema, "x"))
