@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -34,6 +35,8 @@ GAUGES = (
     "aborted_total",
 )
 RING = 32
+GRAMMARS = 64
+"""How far the serials of grammars that are compiled at the same time may lie apart."""
 
 
 class Phase(IntEnum):
@@ -69,7 +72,9 @@ _FAILURE_AT = _GAUGES_AT + _GAUGES.size
 _BODY = _FAILURE_AT + _FAILURE
 _ENTRY = _CHECKSUM.size + _DECISION.size
 _RING_AT = _CHECKSUM.size + _BODY
-_RECORD = _RING_AT + RING * _ENTRY
+_GRAMMAR = struct.Struct("<II")  # a serial, twice: half a write is no serial
+_GRAMMARS_AT = _RING_AT + RING * _ENTRY
+_RECORD = _GRAMMARS_AT + GRAMMARS * _GRAMMAR.size
 _READ_ATTEMPTS = 20
 
 RECORD_BYTES = _RECORD
@@ -102,7 +107,7 @@ class Board:
     @classmethod
     def create(cls, path: str, num_ranks: int) -> Board:
         with open(path, "xb") as file:
-            file.write((_seal(bytes(_BODY)) + RING * bytes(_ENTRY)) * num_ranks)
+            file.write((_seal(bytes(_BODY)) + bytes(_RECORD - _RING_AT)) * num_ranks)
         return cls(path, num_ranks)
 
     def read(self, rank: int) -> Record:
@@ -136,6 +141,11 @@ class Board:
         base = rank * _RECORD
         self._map[base + at : base + at + len(data)] = data
 
+    def has_grammar(self, rank: int, serial: int) -> bool:
+        """Whether the rank is done with this grammar. A serial GRAMMARS later takes its place."""
+        at = rank * _RECORD + _GRAMMARS_AT + serial % GRAMMARS * _GRAMMAR.size
+        return _GRAMMAR.unpack(self._map[at : at + _GRAMMAR.size]) == (serial, serial)
+
     def close(self) -> None:
         self._map.close()
 
@@ -151,6 +161,7 @@ class RankRecord:
         self._phase = Phase.STARTING
         self._step = self._digest = 0
         self._mirror: Callable[[int, bytes], None] | None = None
+        self._mirroring = threading.Lock()
         self._write()
 
     def mirror(self, write: Callable[[int, bytes], None]) -> None:
@@ -173,6 +184,10 @@ class RankRecord:
         _GAUGES.pack_into(self._body, _GAUGES_AT, *map(values.__getitem__, GAUGES))
         self._write()
 
+    def grammar(self, serial: int) -> None:
+        """This rank is done with the grammar; any thread may say so. Serials begin at 1."""
+        self._put(_GRAMMARS_AT + serial % GRAMMARS * _GRAMMAR.size, _GRAMMAR.pack(serial, serial))
+
     def fail(self, reason: str) -> None:
         """The rank's last words: its heartbeat stays at the moment of the failure."""
         self._body[_FAILURE_AT:] = reason.encode()[:_FAILURE].ljust(_FAILURE, b"\0")
@@ -185,7 +200,8 @@ class RankRecord:
     def _put(self, at: int, data: bytes) -> None:
         self._map[self._base + at : self._base + at + len(data)] = data
         if self._mirror is not None:
-            self._mirror(at, data)
+            with self._mirroring:
+                self._mirror(at, data)
 
 
 def decision_in(entry: bytes) -> Decision | None:

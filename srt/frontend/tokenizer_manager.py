@@ -183,7 +183,7 @@ class TokenizerManager:
                 self._live[generation.rid] = generation
                 params = spec.params(length, seed, choice)
                 self._leaders[assignment.engine].send(
-                    NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority)
+                    NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority, prompt.grammar)
                 )
         self._idle.clear()
         return generations

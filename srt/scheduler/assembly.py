@@ -5,7 +5,7 @@ from __future__ import annotations
 from radix import Ledger
 from srt.messages import Message
 from srt.scheduler.consensus import BoardConsensus
-from srt.scheduler.interfaces import Executor, Intake, Outlet, PageLog, Record
+from srt.scheduler.interfaces import Executor, Grammars, Intake, Outlet, PageLog, Record
 from srt.scheduler.observer import BoardObserver
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
@@ -37,8 +37,10 @@ def assemble(
     intake: Intake,
     outlet: Outlet,
     record: Record,
+    grammars: Grammars | None = None,
     page_log: PageLog | None = None,
 ) -> Scheduler:
+    """Without `grammars` no request may bring one."""
     ledger = Ledger(
         num_pages=settings.num_pages,
         page_size=settings.page_size,
@@ -61,7 +63,7 @@ def assemble(
         outlet=outlet,
         consensus=BoardConsensus(record, planner, output, ledger),
         observer=observer,
-        grammars=None,
+        grammars=grammars,
         eos_token_ids=settings.eos_token_ids,
         overlap=settings.overlap,
     )

@@ -6,7 +6,7 @@ which it happened. Replaying it needs no model, no clock and one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from srt.board import Decision
-from srt.messages import Inbox, Message
+from srt.messages import Grammar, Inbox, Message
 from srt.scheduler.assembly import Settings, assemble
-from srt.scheduler.interfaces import Executor, Intake, Record
+from srt.scheduler.interfaces import Executor, Grammars, Intake, Record
 from srt.scheduler.outlet import SilentOutlet
-from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, ScheduleBatch, StepResult, TokenMasks
 
 
 class Heard(Message, tag=1):
@@ -33,7 +33,22 @@ class Sampled(Message, tag=3):
     tokens: bytes  # int32, of the rows that sample
 
 
-Entry = Heard | Decided | Sampled
+class Opened(Message, tag=4):
+    is_ready: bool  # the grammar of a request that came
+
+
+class Waited(Message, tag=5):
+    requests: tuple[tuple[int, str], ...]  # for a grammar that is there now: rid, and why it is not served if so
+
+
+class Followed(Message, tag=6):
+    """What a grammar said of a token."""
+
+    ends: bool
+    fault: str
+
+
+Entry = Heard | Decided | Sampled | Opened | Waited | Followed
 
 
 class InboxLog:
@@ -85,6 +100,29 @@ class LoggedExecutor:
         return result
 
 
+class LoggedGrammars:
+    def __init__(self, inner: Grammars, log: InboxLog) -> None:
+        self.masks = inner.masks
+        self.drop = inner.drop
+        self._inner = inner
+        self._log = log
+
+    def open(self, rid: int, grammar: Grammar, ignore_eos: bool) -> bool:
+        is_ready = self._inner.open(rid, grammar, ignore_eos)
+        self._log.write(Opened(is_ready))
+        return is_ready
+
+    def ready(self, serial: int) -> list[tuple[int, str]]:
+        waited = self._inner.ready(serial)
+        self._log.write(Waited(tuple(waited)))
+        return waited
+
+    def accept(self, rid: int, token: int) -> Accepted:
+        accepted = self._inner.accept(rid, token)
+        self._log.write(Followed(*accepted))
+        return accepted
+
+
 # ---- replay ---------------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +137,14 @@ class EndOfLog(Exception):
 def replay(path: str) -> int:
     """Takes every decision again; the number of steps. Difference for the first one that comes out otherwise."""
     replayed = _Replay(path)
-    scheduler = assemble(replayed.settings, executor=replayed, intake=replayed, outlet=SilentOutlet(), record=replayed)
+    scheduler = assemble(
+        replayed.settings,
+        executor=replayed,
+        intake=replayed,
+        outlet=SilentOutlet(),
+        record=replayed,
+        grammars=_ReplayedGrammars(replayed.take),
+    )
     try:
         scheduler.run()
     except EndOfLog:
@@ -108,7 +153,7 @@ def replay(path: str) -> int:
 
 
 class _Replay:
-    """Intake, executor and record in one: each takes from the log what the run's had put there."""
+    """Intake, executor and record in one: all take from the log what the run's had put there."""
 
     def __init__(self, path: str) -> None:
         self.steps = 0
@@ -116,7 +161,7 @@ class _Replay:
         self.settings = msgspec.msgpack.decode(next(self._messages), type=Settings)
         self._decoder = msgspec.msgpack.Decoder(Entry)
 
-    def _next(self, kind: type) -> Any:
+    def take(self, kind: type) -> Any:
         """EndOfLog where the run ended; Difference if it did something else here."""
         data = next(self._messages, None)
         if data is None:
@@ -128,12 +173,12 @@ class _Replay:
         return entry
 
     def next(self, wait: bool) -> Inbox:
-        inbox = self._next(Heard).inbox
+        inbox = self.take(Heard).inbox
         self.steps = inbox.number
         return inbox
 
     def step(self, decision: Decision) -> None:
-        logged = Decision(*self._next(Decided).decision)
+        logged = Decision(*self.take(Decided).decision)
         for name, was, now in zip(Decision._fields, logged, decision, strict=True):
             if was != now and name != "digest":
                 raise Difference(f"step {self.steps}, {name}: {was:x} in the run, {now:x} in the replay")
@@ -151,11 +196,34 @@ class _Replay:
 
     def result(self, launched: ScheduleBatch) -> StepResult:
         """Log-probabilities decide nothing, so they are not in the log."""
-        tokens = np.frombuffer(self._next(Sampled).tokens, "<i4")
+        tokens = np.frombuffer(self.take(Sampled).tokens, "<i4")
         if len(tokens) != np.count_nonzero(launched.samples):
             raise Difference(f"step {self.steps}: the run sampled {len(tokens)} tokens")
         none = np.zeros((len(tokens), 0))
         return StepResult(tokens, np.zeros(len(tokens)), none, none)
+
+
+class _ReplayedGrammars:
+    """What they allowed decided what was sampled, and that is in the log."""
+
+    def __init__(self, take: Callable[[type], Any]) -> None:
+        self._take = take
+
+    def open(self, rid: int, grammar: Grammar, ignore_eos: bool) -> bool:
+        return self._take(Opened).is_ready
+
+    def ready(self, serial: int) -> list[tuple[int, str]]:
+        return list(self._take(Waited).requests)
+
+    def masks(self, rows: list[int], rids: list[int]) -> None:
+        return None
+
+    def accept(self, rid: int, token: int) -> Accepted:
+        followed = self._take(Followed)
+        return Accepted(followed.ends, followed.fault)
+
+    def drop(self, rid: int) -> None:
+        pass
 
 
 def _messages(path: str) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from srt.messages import Inbox
+from srt.messages import GrammarReady, Inbox
 from srt.transport import pull
 
 HEARTBEAT_MS = 1000
@@ -25,19 +25,36 @@ class Broadcast(Protocol):
     def receive(self) -> bytes: ...
 
 
+class Announcements(Protocol):
+    """What the leader has to say itself, beside what it hears."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether there may be one soon."""
+
+    def take(self) -> list[GrammarReady]: ...
+
+
 class LeaderIntake:
     """Without followers there is no broadcast."""
 
-    def __init__(self, address: str, context: zmq.Context, broadcast: Broadcast | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        context: zmq.Context,
+        broadcast: Broadcast | None = None,
+        announcements: Announcements | None = None,
+    ) -> None:
         self._socket = pull(address, context)
+        self._announcements = announcements
         self._number = 0
         self._broadcast = broadcast
         self._encoder = msgspec.msgpack.Encoder()
 
     def next(self, wait: bool) -> Inbox:
-        if wait:
-            self._socket.poll(HEARTBEAT_MS)
-        items = []
+        items = self._announced()
+        if wait and not items:
+            items = self._wait()
         while True:
             try:
                 items.append(self._socket.recv(zmq.NOBLOCK))
@@ -48,6 +65,23 @@ class LeaderIntake:
         if self._broadcast is not None:
             self._broadcast.send(self._encoder.encode(inbox))
         return inbox
+
+    def _announced(self) -> list[bytes]:
+        if self._announcements is None:
+            return []
+        return [self._encoder.encode(item) for item in self._announcements.take()]
+
+    def _wait(self) -> list[bytes]:
+        """Until there is something to hear; what is announced meanwhile."""
+        if self._announcements is None or not self._announcements.awaited:
+            self._socket.poll(HEARTBEAT_MS)
+            return []
+        for _ in range(HEARTBEAT_MS):
+            if self._socket.poll(1):
+                return []
+            if items := self._announced():
+                return items
+        return []
 
 
 class FollowerIntake:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from radix import PageObserver
 from srt.board import Decision
-from srt.messages import FlushReply, Inbox, TokenBatch
+from srt.messages import FlushReply, Grammar, Inbox, TokenBatch
 from srt.scheduler.planner import Plan
-from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, ScheduleBatch, StepResult, TokenMasks
 
 
 class Executor(Protocol):
@@ -55,13 +55,19 @@ class Outlet(Protocol):
 
 
 class Grammars(Protocol):
-    """State of every constrained request, keyed by rid."""
+    """State of every constrained request, keyed by rid. All that it answers follows from the calls."""
 
-    def masks(self, rids: list[int | None]) -> TokenMasks | None:
-        """The masks for a batch, given the rid of each row (None where the row does not sample)."""
+    def open(self, rid: int, grammar: Grammar, ignore_eos: bool) -> bool:
+        """Takes a constrained request; False if it must wait until `ready` names it."""
 
-    def accept(self, rid: int, token: int) -> bool:
-        """Advances by one committed token; True once the grammar can only end here."""
+    def ready(self, serial: int) -> list[tuple[int, str]]:
+        """An inbox has it that all ranks are done with a grammar: who waited for it, and why it is not served if so."""
+
+    def masks(self, rows: list[int], rids: list[int]) -> TokenMasks:
+        """For these rows of a batch, whose requests are constrained and ready."""
+
+    def accept(self, rid: int, token: int) -> Accepted:
+        """Advances by one committed token."""
 
     def drop(self, rid: int) -> None:
         """The request is gone. Unknown rids are ignored."""

@@ -26,15 +26,16 @@ class Output:
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.finished = self.aborted = 0
 
-    def token(self, request: Request, token: int, result: StepResult, index: int) -> None:
+    def token(self, request: Request, token: int, result: StepResult, index: int, grammar_ends: bool = False) -> None:
         """Appends the token; sets `request.finish` if it is the last one. `index` is its place in the result."""
         sampling = request.sampling
         id_bytes = token.to_bytes(4, "little")
         request.tokens += id_bytes
         self._committed += id_bytes
         self.generated_tokens += 1
-        if sampling.stop or token in request.stop_token_ids or len(request.tokens) == 4 * request.max_length:
-            request.finish = self._finish_of(request, token)
+        is_longest = len(request.tokens) == 4 * request.max_length
+        if sampling.stop or token in request.stop_token_ids or is_longest or grammar_ends:
+            request.finish = self._finish_of(request, token, grammar_ends)
             self.finished += request.finish is not None
         opening = None if request.opened else self._open(request)
         logprobs = None if sampling.logprobs < 0 else _logprobs_of(request, result, index)
@@ -58,7 +59,7 @@ class Output:
         self._committed.clear()
         return committed
 
-    def _finish_of(self, request: Request, token: int) -> Finish | None:
+    def _finish_of(self, request: Request, token: int, grammar_ends: bool) -> Finish | None:
         sampling = request.sampling
         matched: int | bytes | None = None
         if sampling.stop:
@@ -68,6 +69,8 @@ class Output:
                 matched = token
             if matched is not None:
                 return Finish("stop", matched, num_retractions=request.num_retractions)
+        if grammar_ends:
+            return Finish("stop", num_retractions=request.num_retractions)
         if request.num_tokens == request.max_length:
             return Finish("length", num_retractions=request.num_retractions)
         return None

@@ -10,23 +10,27 @@ import dataclasses
 import gc
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from srt.board import Board, Phase, RankRecord
+from srt.board import GRAMMARS, Board, Phase, RankRecord
 from srt.board_relay import Mirror
 from srt.cluster.publisher import Publisher
 from srt.config import ServerConfig
+from srt.constrained.manager import GrammarManager
 from srt.process import ChildSpec, Ready, end_at_once_when_stopped
 from srt.scheduler.assembly import Settings, assemble
-from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedIntake, LoggedRecord
+from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedGrammars, LoggedIntake, LoggedRecord
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.interfaces import Executor, Intake, Outlet
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet, ZmqOutlet
+from srt.scheduler.readiness import GrammarReadiness
 from srt.token_bytes import TokenBytes
+from srt.tokenization import Tokenizer
 from srt.transport import Meeting, Sender
 
 if TYPE_CHECKING:
@@ -119,8 +123,12 @@ def _run(
     publisher = None
     if config.kv_events is not None and spec.rank == 0:
         publisher = Publisher(config.kv_events, spec.endpoints.dp_rank, config.page_size)
-    token_bytes = TokenBytes.from_folder(Path(spec.tokenizer_folder))
-    device = make_device(spec, token_bytes, ranks)
+    tokenizer = Tokenizer.from_folder(Path(spec.tokenizer_folder))
+    token_bytes = tokenizer.token_bytes
+    with ThreadPoolExecutor(1) as beside:
+        grammars_there = beside.submit(_grammars, spec, tokenizer, record)
+        device = make_device(spec, token_bytes, ranks)
+    grammars = grammars_there.result()
     settings = Settings(
         num_pages=device.pool_tokens // config.page_size,
         page_size=config.page_size,
@@ -136,15 +144,23 @@ def _run(
         is_special=bytes(token_bytes.is_special),
     )
     context = zmq.Context()
-    intake, outlet = _ends(spec, context, board, ranks)
-    executor, shown = device.executor, record
+    intake, outlet = _ends(spec, context, board, ranks, GrammarReadiness(board, grammars))
+    executor, shown, followed = device.executor, record, grammars
     if config.inbox_log is not None and spec.rank == 0:
         dp_rank = spec.endpoints.dp_rank
         inbox_log = InboxLog(config.inbox_log + (f"_dp{dp_rank}" if dp_rank else ""), settings)
         intake, executor = LoggedIntake(intake, inbox_log), LoggedExecutor(executor, inbox_log)
-        shown = LoggedRecord(record, inbox_log)
+        shown, followed = LoggedRecord(record, inbox_log), LoggedGrammars(grammars, inbox_log)
     page_log = None if publisher is None else publisher.log
-    scheduler = assemble(settings, executor=executor, intake=intake, outlet=outlet, record=shown, page_log=page_log)
+    scheduler = assemble(
+        settings,
+        executor=executor,
+        intake=intake,
+        outlet=outlet,
+        record=shown,
+        grammars=followed,
+        page_log=page_log,
+    )
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need look at it again
     ready({"pool_tokens": device.pool_tokens, "memory": device.memory})
@@ -156,7 +172,13 @@ def _run(
             publisher.close()
 
 
-def _ends(spec: ChildSpec, context: zmq.Context, board: Board, ranks: Ranks | None) -> tuple[Intake, Outlet]:
+def _grammars(spec: ChildSpec, tokenizer: Tokenizer, record: RankRecord) -> GrammarManager:
+    return GrammarManager(tokenizer.vocabulary(spec.model.eos_token_ids), record.grammar, GRAMMARS)
+
+
+def _ends(
+    spec: ChildSpec, context: zmq.Context, board: Board, ranks: Ranks | None, readiness: GrammarReadiness
+) -> tuple[Intake, Outlet]:
     """Where this rank's inboxes come from and where its results go: only the leader has sockets."""
     if spec.rank > 0:
         assert ranks is not None
@@ -165,7 +187,7 @@ def _ends(spec: ChildSpec, context: zmq.Context, board: Board, ranks: Ranks | No
     outlet: Outlet = ZmqOutlet(Sender(endpoints.detokenizer, context), Sender(endpoints.frontend, context))
     if ranks is not None:
         outlet = AgreedOutlet(outlet, board)
-    return LeaderIntake(endpoints.leader, context, ranks), outlet
+    return LeaderIntake(endpoints.leader, context, ranks, readiness), outlet
 
 
 def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -> Device:

@@ -32,6 +32,7 @@ class Request:
     opened: bool = False  # the detokenizer has heard of it
     stop_tail: bytes = b""  # the text's last bytes, as many as may begin a stop string
     stop_tail_size: int = 0  # the most there are
+    constrained: bool = False  # by a grammar
 
     @classmethod
     def from_message(cls, message: NewRequest, serial: int, eos_token_ids: tuple[int, ...]) -> Request:
@@ -48,6 +49,7 @@ class Request:
             max_length=len(message.ids) // 4 + sampling.max_new_tokens,
             length=len(message.ids) // 4,
             stop_tail_size=max(map(len, sampling.stop), default=1) - 1,
+            constrained=message.grammar is not None,
         )
 
     @property

@@ -8,6 +8,7 @@ the sampling parameters; a plan carries only what changes them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,6 +63,13 @@ class TokenMasks:
 
     batch_rows: np.ndarray  # int32 [M], indices into the plan's rows
     bits: np.ndarray  # int32 [M, ceil(vocab / 32)]
+
+
+class Accepted(NamedTuple):
+    """What a grammar says of a committed token."""
+
+    ends: bool  # nothing but EOS could follow
+    fault: str = ""  # why the output cannot go on; empty if it can
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from radix import Ledger
-from srt.messages import AbortRequest, FlushCache, FlushReply, Inbox, InboxItem, NewRequest
+from srt.messages import AbortRequest, FlushCache, FlushReply, GrammarReady, Inbox, InboxItem, NewRequest
 from srt.scheduler.interfaces import Consensus, Executor, Grammars, Intake, Observer, Outlet
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Plan, Planner
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import TokenMasks
+from srt.scheduler.schedule_batch import Accepted, StepResult, TokenMasks
 
 
 class Launched(NamedTuple):
@@ -59,17 +59,18 @@ class Scheduler:
         self._overlap = overlap
         self._decoder = msgspec.msgpack.Decoder(InboxItem)
         self._requests: dict[int, Request] = {}  # by rid: all that are not released
+        self._unready: dict[int, Request] = {}  # of these, whose grammar is not there yet
         self._flushes: list[Flush] = []
         self._serial = 0
 
     def run(self) -> None:
         prev: Launched | None = None  # launched, its tokens not yet in the ledger
         while not self.stopped:
-            idle = prev is None and not self._requests and not self._flushes
+            idle = prev is None and len(self._requests) == len(self._unready) and not self._flushes
             inbox = self._intake.next(wait=idle and not self._outlet.holds)
             self._admit(inbox)
             plan = self._planner.next_batch()
-            assert plan or prev or not self._requests, "requests are there, and none can move"
+            assert plan or prev or len(self._requests) == len(self._unready), "requests are there, and none can move"
             self._consensus.step(inbox, plan)
             # The device is busy from here on.
             cur = Launched(plan, self._executor.forward(plan.batch)) if plan else None
@@ -95,18 +96,31 @@ class Scheduler:
                     self._serial += 1
                     request = Request.from_message(message, self._serial, self._eos_token_ids)
                     self._requests[request.rid] = request
-                    self._planner.waiting.add(request)
+                    if request.constrained and not self._grammars.open(
+                        request.rid, message.grammar, request.sampling.ignore_eos
+                    ):
+                        self._unready[request.rid] = request
+                    else:
+                        self._planner.waiting.add(request)
+                case GrammarReady(serial=serial):
+                    for rid, fault in self._grammars.ready(serial):
+                        if fault:
+                            self._abort(rid, fault, 400)
+                        else:
+                            self._planner.waiting.add(self._unready.pop(rid))
                 case AbortRequest(rid=rid, message=reason):
                     self._abort(rid, reason)
                 case FlushCache(ticket=ticket, timeout_s=timeout_s):
                     self._flushes.append(Flush(ticket, inbox.now + timeout_s))
 
-    def _abort(self, rid: int, reason: str) -> None:
+    def _abort(self, rid: int, reason: str, status: int = 0) -> None:
         request = self._requests.get(rid)
         if request is None or request.finish is not None:
             return
-        self._output.abort(request, reason)
-        if request.tenancy is None:
+        self._output.abort(request, reason, status)
+        if self._unready.pop(rid, None) is not None:
+            self._forget(request)
+        elif request.tenancy is None:
             self._planner.waiting.withdraw(request)
             self._forget(request)
         elif request.in_flight == 0:
@@ -131,11 +145,10 @@ class Scheduler:
     # ---- commit ------------------------------------------------------------------------------------------
 
     def _masks(self, launched: Launched) -> TokenMasks | None:
-        if self._grammars is None:
-            return None
+        """What is drawn for a request that has finished meanwhile is dropped, so it needs no mask."""
         batch, requests = launched.plan
-        sampling = zip(requests, batch.samples.tolist(), strict=True)
-        return self._grammars.masks([request.rid if samples else None for request, samples in sampling])
+        rows = [i for i, r in enumerate(requests) if r.constrained and r.finish is None and batch.samples[i]]
+        return self._grammars.masks(rows, [requests[i].rid for i in rows]) if rows else None
 
     def _commit(self, launched: Launched) -> None:
         """Enters a step's values into the ledger: tokens and finishes; releases what nobody computes."""
@@ -146,12 +159,17 @@ class Scheduler:
         for i, request in enumerate(requests):
             request.in_flight -= 1
             if request.finish is None and samples[i]:
-                self._output.token(request, tokens[index], result, index)
-                if self._grammars is not None and request.finish is None:
-                    self._grammars.accept(request.rid, tokens[index])
+                self._take(request, tokens[index], result, index)
             index += samples[i]
             if request.finish is not None and request.in_flight == 0:
                 self._release(request)
+
+    def _take(self, request: Request, token: int, result: StepResult, index: int) -> None:
+        accepted = self._grammars.accept(request.rid, token) if request.constrained else Accepted(ends=False)
+        if accepted.fault:
+            self._output.abort(request, f"The grammar could not be followed: {accepted.fault}", 500)
+        else:
+            self._output.token(request, token, result, index, accepted.ends)
 
     def _release(self, request: Request) -> None:
         self._planner.release(request)
@@ -159,5 +177,5 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.rid]
-        if self._grammars is not None:
+        if request.constrained:
             self._grammars.drop(request.rid)

@@ -6,19 +6,26 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from shared.simulation import Simulation, random_simulation, settings_of
+from shared.simulation import random_simulation, settings_of
 
 from srt.board import Board, RankRecord
 from srt.scheduler.assembly import Settings, assemble
-from srt.scheduler.inbox_log import Difference, InboxLog, LoggedExecutor, LoggedIntake, LoggedRecord, replay
+from srt.scheduler.inbox_log import (
+    Difference,
+    InboxLog,
+    LoggedExecutor,
+    LoggedGrammars,
+    LoggedIntake,
+    LoggedRecord,
+    replay,
+)
 
 SEEDS = (*range(12), *range(1000, 1008))
 
 
 def logged_run(seed: int, folder: Path, settings_in_log: Settings | None = None) -> tuple[str, int]:
     """The log of a random workload, and its number of steps."""
-    drawn, _ = random_simulation(seed, tight=seed >= 1000)
-    simulation = Simulation(dataclasses.replace(drawn.setting, constrained=None), drawn.script)
+    simulation, _ = random_simulation(seed, tight=seed >= 1000)
     settings = settings_of(simulation.setting)
     path = str(folder / "log")
     log = InboxLog(path, settings_in_log or settings)
@@ -29,6 +36,7 @@ def logged_run(seed: int, folder: Path, settings_in_log: Settings | None = None)
         intake=LoggedIntake(simulation.intake, log),
         outlet=simulation.outlet,
         record=LoggedRecord(record, log),
+        grammars=LoggedGrammars(simulation.grammars, log),
     )
     simulation.intake.stop = lambda: setattr(scheduler, "stopped", True)
     scheduler.run()

@@ -8,7 +8,7 @@ import pytest
 import zmq
 from shared.simulation import Setting, Simulation, reference, request
 
-from srt.messages import AbortRequest, FlushCache, FlushReply
+from srt.messages import AbortRequest, Finish, FlushCache, FlushReply
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.transport import Sender
 
@@ -50,10 +50,36 @@ def test_a_step_is_launched_before_the_last_ones_result_is_asked_for():
 
 
 def test_grammars_see_each_token_before_the_next_is_masked():
-    setting = Setting(constrained=lambda rid: rid == 1)
-    simulation = Simulation(setting, {1: [request(1, [5, 6], 20, ignore_eos=True), request(2, [5, 6], 20)]}).run()
+    script = {1: [request(1, [5, 6], 20, ignore_eos=True, grammar="1000"), request(2, [5, 6], 20)]}
+    simulation = Simulation(Setting(), script).run()
     simulation.check()
-    assert simulation.grammars.dropped == {1, 2}
+    assert simulation.grammars.dropped == {1}
+
+
+def test_a_grammar_that_can_only_end_ends_its_request():
+    simulation = Simulation(Setting(), {1: [request(1, [5, 6], 50, ignore_eos=True, grammar="9")]}).run()
+    simulation.check()
+    assert simulation.outlet.finishes[1] == Finish("stop")
+    assert len(simulation.outlet.outputs[1]) < 50
+
+
+def test_a_grammar_that_fails_takes_only_those_with_it_who_wanted_it():
+    script = {
+        1: [request(1, [5], 9), request(2, [6], 9, grammar="fails to compile"), request(3, [7], 9, grammar="1000")],
+        2: [request(4, [8], 9, grammar="fails to compile"), request(5, [9], 30, grammar="fails when followed")],
+    }
+    simulation = Simulation(Setting(), script).run()
+    simulation.check()
+    finishes = simulation.outlet.finishes
+    assert [finishes[rid].status for rid in (1, 2, 3, 4, 5)] == [0, 400, 0, 400, 500]
+
+
+def test_a_request_that_waits_for_its_grammar_can_be_aborted():
+    script = {1: [request(1, [5], 9, grammar="50"), request(2, [6], 9, grammar="50")], 2: [AbortRequest(1, "abort 1")]}
+    simulation = Simulation(Setting(), script).run()
+    simulation.check([1])
+    assert simulation.outlet.outputs[1] == []
+    assert len(simulation.outlet.outputs[2]) == 9
 
 
 # ---- aborts ---------------------------------------------------------------------------------------------------------

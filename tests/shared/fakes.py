@@ -17,9 +17,18 @@ import msgspec
 import numpy as np
 
 from radix import Ledger
-from srt.messages import FlushReply, Inbox, SamplingParams, TokenBatch, TokenDelta, unpack_ids
+from srt.messages import (
+    FlushReply,
+    Grammar,
+    GrammarReady,
+    Inbox,
+    SamplingParams,
+    TokenBatch,
+    TokenDelta,
+    unpack_ids,
+)
 from srt.scheduler.planner import Plan, Planner
-from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, OpenedRow, ScheduleBatch, StepResult, TokenMasks
 
 MODULUS = 2**61 - 1
 
@@ -235,13 +244,44 @@ def _bit_test(words: Sequence[int]) -> Callable[[int], bool]:
 
 
 class FakeGrammars:
-    """A grammar of its own kind: what may come next depends on all tokens accepted so far, and it never ends."""
+    """A grammar of its own kind: what may come next, and whether it ends, depends on all tokens accepted so far.
 
-    def __init__(self, vocab_size: int, is_constrained: Callable[[int], bool]) -> None:
+    Its text is one of `FAULTS`, or says after how many tokens or so it ends.
+    """
+
+    FAULTS = ("fails to compile", "fails when followed")
+
+    def __init__(self, vocab_size: int) -> None:
         self.states: dict[int, int] = {}  # by rid: the hash of the accepted tokens
+        self.texts: dict[int, str] = {}
         self.dropped: set[int] = set()
+        self.compiling: dict[int, tuple[str, list[int]]] = {}  # by serial
         self._vocab_size = vocab_size
-        self._is_constrained = is_constrained
+        self._known: list[str] = []
+        self._serial = 0
+
+    def open(self, rid: int, grammar: Grammar, ignore_eos: bool) -> bool:
+        assert rid not in self.texts
+        self.texts[rid] = grammar.text
+        if grammar.text in self._known:
+            self.states[rid] = 0
+            return True
+        for text, waiting in self.compiling.values():
+            if text == grammar.text:
+                waiting.append(rid)
+                return False
+        self._serial += 1
+        self.compiling[self._serial] = grammar.text, [rid]
+        return False
+
+    def ready(self, serial: int) -> list[tuple[int, str]]:
+        text, waiting = self.compiling.pop(serial)
+        fault = text if text == self.FAULTS[0] else ""
+        if not fault:
+            self._known.append(text)
+        waiting = [rid for rid in waiting if rid not in self.dropped]
+        self.states.update(dict.fromkeys([] if fault else waiting, 0))
+        return [(rid, fault) for rid in waiting]
 
     @staticmethod
     def advance(state: int, token: int) -> int:
@@ -251,26 +291,27 @@ class FakeGrammars:
     def allows(state: int, token: int) -> bool:
         return (token ^ state) & 1 == 0
 
-    def masks(self, rids: list[int | None]) -> TokenMasks | None:
-        rows = [i for i, rid in enumerate(rids) if rid is not None and self._is_constrained(rid)]
-        if not rows:
-            return None
-        assert not any(rids[i] in self.dropped for i in rows), "a mask for a request that is gone"
+    @classmethod
+    def ends(cls, text: str, state: int) -> bool:
+        return text not in cls.FAULTS and state % int(text) == 0
+
+    def masks(self, rows: list[int], rids: list[int]) -> TokenMasks:
         allowed = np.zeros((len(rows), -(-self._vocab_size // 32) * 32), np.uint8)
-        for line, i in zip(allowed, rows, strict=True):
-            state = self.states.setdefault(rids[i], 0)
+        for line, rid in zip(allowed, rids, strict=True):
+            state = self.states[rid]
             line[: self._vocab_size] = [self.allows(state, token) for token in range(self._vocab_size)]
         bits = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
         return TokenMasks(np.array(rows, np.int32), bits)
 
-    def accept(self, rid: int, token: int) -> bool:
-        if self._is_constrained(rid):
-            assert rid in self.states, "a token that no mask was asked for"
-            assert self.allows(self.states[rid], token), "a token the grammar forbids"
-            self.states[rid] = self.advance(self.states[rid], token)
-        return False
+    def accept(self, rid: int, token: int) -> Accepted:
+        assert self.allows(self.states[rid], token), "a token the grammar forbids"
+        state = self.states[rid] = self.advance(self.states[rid], token)
+        text = self.texts[rid]
+        fault = text if text == self.FAULTS[1] and state % 4 == 0 else ""
+        return Accepted(self.ends(text, state), fault)
 
     def drop(self, rid: int) -> None:
+        assert rid in self.texts
         self.dropped.add(rid)
         self.states.pop(rid, None)
 
@@ -314,10 +355,17 @@ class ScriptedIntake:
     """`script[n]` are the items of step n, counted from 1. Calls `stop` once there are none left and nothing runs.
 
     `later` holds items for the next inbox, whatever its number. An idle scheduler skips to the next step that has
-    items. One step takes `seconds_per_step`. Fails when the run takes more than `max_steps`.
+    items. One step takes `seconds_per_step`. Fails when the run takes more than `max_steps`. Grammars are announced a
+    few steps after they were asked for, later ones sometimes before earlier ones.
     """
 
-    def __init__(self, script: Mapping[int, Sequence[Any]], max_steps: int, seconds_per_step: float = 0.01) -> None:
+    def __init__(
+        self,
+        script: Mapping[int, Sequence[Any]],
+        max_steps: int,
+        seconds_per_step: float = 0.01,
+        grammars: FakeGrammars | None = None,
+    ) -> None:
         self.later: list[Any] = []
         self.number = 0
         self.idle_waits = 0
@@ -325,6 +373,8 @@ class ScriptedIntake:
         self._script = {step: list(items) for step, items in script.items() if items}
         self._max_steps = max_steps
         self._seconds_per_step = seconds_per_step
+        self._grammars = grammars
+        self._asked: dict[int, int] = {}  # serial -> time
         self._time = 0
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -332,7 +382,8 @@ class ScriptedIntake:
         self.number += 1
         self._time += 1
         assert self.number <= self._max_steps, f"not done after {self._max_steps} steps"
-        if wait and not self.later:
+        self._announce()
+        if wait and not self.later and not self._asked:
             self.idle_waits += 1
             if self._script:
                 self._time = max(self._time, min(self._script))
@@ -345,6 +396,13 @@ class ScriptedIntake:
         self._script = {step: items for step, items in self._script.items() if step > self._time}
         encoded = tuple(self._encoder.encode(item) for item in items)
         return Inbox(self.number, self._time * self._seconds_per_step, encoded)
+
+    def _announce(self) -> None:
+        for serial in self._grammars.compiling if self._grammars else ():
+            asked = self._asked.setdefault(serial, self._time)
+            if self._time - asked > 3 * serial % 7:
+                del self._asked[serial]
+                self.later.append(GrammarReady(serial))
 
 
 class RecordingObserver:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from shared.fakes import (
 from radix import Ledger, check_ledger
 from srt.config import SCHEDULE_POLICIES
 from srt.limits import Limits
-from srt.messages import AbortRequest, FlushCache, NewRequest, SamplingParams, pack_ids, unpack_ids
+from srt.messages import AbortRequest, FlushCache, Grammar, NewRequest, SamplingParams, pack_ids, unpack_ids
 from srt.scheduler.assembly import Settings
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
@@ -53,11 +53,13 @@ def request(
     namespace: bytes = b"",
     priority: int = 0,
     seed: int | None = None,
+    grammar: str | None = None,
     **sampling: Any,
 ) -> NewRequest:
-    """A namespace is an adapter: the model computes other K/V in each."""
+    """A namespace is an adapter: the model computes other K/V in each. `grammar` is a text of FakeGrammars."""
     seed = (rid if seed is None else seed) | int.from_bytes(namespace, "little") << 32
-    return NewRequest(rid, pack_ids(prompt), SamplingParams(max_new_tokens, seed=seed, **sampling), namespace, priority)
+    params = SamplingParams(max_new_tokens, seed=seed, **sampling)
+    return NewRequest(rid, pack_ids(prompt), params, namespace, priority, grammar and Grammar("fake", grammar))
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,6 @@ class Setting:
     policy: str = "fcfs"
     low_priority_first: bool = False
     eos_one_in: int = 24
-    constrained: Callable[[int], bool] | None = None  # by rid: who has a grammar
 
     @property
     def limits(self) -> Limits:
@@ -110,33 +111,40 @@ def reference(message: NewRequest, setting: Setting) -> Answer:
     model = FakeModel(VOCAB, EOS, setting.eos_one_in)
     sampling = message.sampling
     stop_ids = sampling.stop_token_ids + (() if sampling.ignore_eos else EOS)
-    constrained = setting.constrained is not None and setting.constrained(message.rid)
+    constrained = message.grammar is not None
+    text = message.grammar.text if constrained else ""
+    if text == FakeGrammars.FAULTS[0]:
+        return Answer([], "abort", None)
     grammar = 0
     prefix = model.start(sampling)
     for token in unpack_ids(message.ids):
         prefix = model.extend(prefix, token)
     tokens: list[int] = []
-    text = b""
+    output = b""
     while True:
         allowed = (lambda t, state=grammar: FakeGrammars.allows(state, t)) if constrained else None
         token = model.next_token(prefix, sampling, stop_ids, len(tokens), allowed)
         prefix = model.extend(prefix, token)
         grammar = FakeGrammars.advance(grammar, token)
+        if text == FakeGrammars.FAULTS[1] and grammar % 4 == 0:
+            return Answer(tokens, "abort", None)
         tokens.append(token)
-        seen = len(text)
+        seen = len(output)
         if not (token in SPECIAL and sampling.skip_special_tokens):
-            text += TOKEN_BYTES[token]
+            output += TOKEN_BYTES[token]
         if len(tokens) >= sampling.min_new_tokens:
             if token in stop_ids:
                 return Answer(tokens, "stop", token)
             matches = [
                 (start, -len(stop), stop)
                 for stop in sampling.stop
-                for start in range(len(text))
-                if text.startswith(stop, start) and start + len(stop) > seen
+                for start in range(len(output))
+                if output.startswith(stop, start) and start + len(stop) > seen
             ]
             if matches:
                 return Answer(tokens, "stop", min(matches)[2])
+        if constrained and FakeGrammars.ends(text, grammar):
+            return Answer(tokens, "stop", None)
         if len(tokens) == sampling.max_new_tokens:
             return Answer(tokens, "length", None)
 
@@ -163,8 +171,8 @@ class Simulation:
         self.output = Output(TOKEN_BYTES, IS_SPECIAL)
         self.outlet = RecordingOutlet()
         self.observer = RecordingObserver(self.planner, self.ledger)
-        self.grammars = FakeGrammars(VOCAB, s.constrained) if s.constrained else None
-        self.intake = ScriptedIntake(self.script, self.max_steps or self.step_bound())
+        self.grammars = FakeGrammars(VOCAB)
+        self.intake = ScriptedIntake(self.script, self.max_steps or self.step_bound(), grammars=self.grammars)
         self.scheduler = Scheduler(
             ledger=self.ledger,
             planner=self.planner,
@@ -188,7 +196,8 @@ class Simulation:
         the one retracted goes to the head of the queue, four times is plenty.
         """
         positions = sum(len(m.ids) // 4 + m.sampling.max_new_tokens for m in self.requests)
-        return 2 * 4 * positions + max(self.script, default=0) + 16
+        waits = 8 * sum(m.grammar is not None for m in self.requests)
+        return 2 * 4 * positions + waits + max(self.script, default=0) + 16
 
     def run(self) -> Simulation:
         self.scheduler.run()
@@ -200,10 +209,13 @@ class Simulation:
         for message in self.requests:
             rid = message.rid
             answer, tokens, finish = reference(message, self.setting), outlet.outputs[rid], outlet.finishes[rid]
-            if finish.reason == "abort":
+            if answer.reason == "abort" and message.grammar.text in finish.message:
+                assert tokens == answer.tokens
+                assert finish.status in (400, 500)
+            elif finish.reason == "abort":
                 assert rid in aborted
                 assert tokens == answer.tokens[: len(tokens)]
-                assert len(tokens) < len(answer.tokens)
+                assert len(tokens) < len(answer.tokens) or answer.reason == "abort"
                 assert finish.message == f"abort {rid}"
             else:
                 assert tokens == answer.tokens
@@ -224,7 +236,7 @@ class Simulation:
         assert len(self.planner.waiting) == len(self.planner.running) == self.planner.waiting.num_tokens == 0
         assert not self.scheduler._requests
         assert not self.scheduler._flushes
-        assert self.grammars is None or not self.grammars.states
+        assert not self.grammars.states
         finishes = [finish.reason for finish in self.outlet.finishes.values()]
         assert self.output.aborted == finishes.count("abort")
         assert self.output.finished == len(finishes) - self.output.aborted
@@ -253,7 +265,6 @@ def random_simulation(seed: int, tight: bool = False) -> tuple[Simulation, list[
         cache=rnd.random() < 0.8,
         policy=rnd.choice(SCHEDULE_POLICIES),
         low_priority_first=rnd.random() < 0.5,
-        constrained=rnd.choice((None, lambda rid: rid % 3 == 0)),
     )
     stems = [[rnd.randrange(VOCAB) for _ in range(rnd.randrange(1, context_length - 4))] for _ in range(3)]
     script: dict[int, list[Any]] = {}
@@ -274,6 +285,7 @@ def random_simulation(seed: int, tight: bool = False) -> tuple[Simulation, list[
             max_new,
             namespace=rnd.choice((b"", b"", b"\x01")),
             priority=rnd.choice((0, 0, -1, 5)),
+            grammar=rnd.choice((None, None, "9", "50", *FakeGrammars.FAULTS)),
             seed=rnd.choice((rid, 5)),
             min_new_tokens=rnd.choice((0, 0, rnd.randrange(max_new + 1))),
             stop=tuple(rnd.sample(STOPS, rnd.choice((0, 0, 1, 3)))),
