@@ -20,7 +20,9 @@ from srt.board import Board
 from srt.chat_template import ChatTemplate
 from srt.config import ServerConfig
 from srt.frontend.balancer import Balancer
+from srt.frontend.constraints import Constraints
 from srt.frontend.errors import RequestError
+from srt.frontend.grammar_check import GrammarCheck
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.management import Management
 from srt.frontend.metrics import Metrics
@@ -113,6 +115,7 @@ class Frontend:
             await self._runner.cleanup()
         self._manager.close()
         self._services.words.close()
+        self._services.constraints.close()
 
     async def _tick(self) -> None:
         while True:
@@ -136,9 +139,9 @@ async def serve(
     """
     tokenizer, template = await asyncio.to_thread(_load_words, config, files)
     name = config.served_model_name or files.name
-    frontend = Frontend(
-        make_services(config, files.model_config, name, tokenizer, template, limits, endpoints, boards, infos, balancer)
-    )
+    arguments = (config, files.model_config, name, tokenizer, template, limits, endpoints, boards, infos, balancer)
+    services = await asyncio.to_thread(make_services, *arguments, files.tokenizer_folder)
+    frontend = Frontend(services)
     await frontend.start(sock)
     return frontend
 
@@ -154,6 +157,7 @@ def make_services(
     boards: Sequence[Board],
     infos: Sequence[dict[str, Any]],
     balancer: Balancer,
+    tokenizer_folder: Path | None = None,
 ) -> Services:
     metrics = Metrics(model_name, len(boards))
     return Services(
@@ -165,6 +169,7 @@ def make_services(
         infos=infos,
         manager=TokenizerManager(config, limits, endpoints, metrics, balancer),
         words=Words(tokenizer, template, model.vocab_size, model.eos_token_ids),
+        constraints=Constraints(GrammarCheck(tokenizer.vocabulary(model.eos_token_ids), tokenizer_folder)),
         texts=TokenTexts(tokenizer.token_bytes),
         metrics=metrics,
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 from srt.frontend.balancer import Assignment
 from srt.frontend.errors import RequestError
 from srt.frontend.sampling import SamplingSpec
-from srt.messages import Finish, Ids, TextDelta, TokenLogprobs
+from srt.messages import Finish, Grammar, Ids, TextDelta, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Prompt:
     namespace: bytes = b""
     priority: int = 0
     batch: str | None = None  # what the client called all its prompts together, if this is one of several
+    grammar: Grammar | None = None  # of each output
 
     @property
     def num_tokens(self) -> int:

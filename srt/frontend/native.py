@@ -10,13 +10,14 @@ import msgspec
 from aiohttp import web
 
 from srt.frontend import sampling
+from srt.frontend.constraints import form_of
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS, TokenTexts
 from srt.frontend.protocol import NULL, GenerateRequest, NativeSampling, check_supported
 from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import check_number, namespace, prompt_texts_or_ids
-from srt.messages import Finish, TextDelta, unpack_ids
+from srt.messages import Finish, Grammar, TextDelta, unpack_ids
 
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ class Native:
         names, batch = self._names(body.rid, count)
         priority = check_priority(body.priority)
         specs: dict[tuple[int, int], sampling.SamplingSpec] = {}  # what many prompts share is checked once
+        grammars: dict[int, Grammar | None] = {}
         prompts = []
         for i in range(count):
             top = sampling.check_top_logprobs(tops[i], "top_logprobs_num", sampling.MAX_NATIVE_TOP_LOGPROBS)
@@ -76,8 +78,10 @@ class Native:
             key = id(samplings[i]), logprobs
             if key not in specs:
                 specs[key] = sampling.from_native(samplings[i], vocab_size=words.vocab_size, logprobs=logprobs)
+            if key[0] not in grammars:
+                grammars[key[0]] = await self._services.constraints.grammar(form_of(samplings[i]))
             space = namespace(salts[i], extras[i], owner)
-            prompts.append(Prompt(names[i], ids[i], specs[key], space, priority, batch))
+            prompts.append(Prompt(names[i], ids[i], specs[key], space, priority, batch, grammars[key[0]]))
         return prompts, as_list or len(prompts) > 1 or prompts[0].spec.n > 1
 
     @staticmethod

@@ -23,9 +23,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field (`.*?`)", re.DOTALL)
 _WHERE = re.compile(r" - at `\$?\.?(.*)`$")
 
 _REFUSALS = {
-    "constrained output is not available on this server": (
-        "regex ebnf json_schema structural_tag structured_outputs guided_json guided_regex guided_choice guided_grammar"
-    ),
+    "this server takes constraints as `structured_outputs`": ("guided_json guided_regex guided_choice guided_grammar"),
     "stop patterns are not available on this server; use `stop`": ("stop_regex"),
     "token filters are not available on this server; use `logit_bias`": ("allowed_token_ids bad_words"),
     "custom logit processors are not run by this server": ("custom_logit_processor custom_params"),
@@ -76,11 +74,13 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
 
-    # not built
-    regex: Any = None
-    ebnf: Any = None
+    # constraints, of which there may be one; `constraints.py` reads them
+    regex: str | None = None
+    ebnf: str | None = None
     json_schema: Any = None
     structural_tag: Any = None
+
+    # not built
     stop_regex: Any = None
     custom_params: Any = None
 
@@ -170,9 +170,9 @@ class OpenAIRequest(SamplingFields, kw_only=True):
     extra_key: str | None = None
     add_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     echo: Any = None
-    structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None

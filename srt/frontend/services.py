@@ -14,6 +14,7 @@ from aiohttp import web
 
 from srt.board import Board
 from srt.config import ServerConfig
+from srt.frontend.constraints import Constraints
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Prompt
 from srt.frontend.logprobs import TokenTexts
@@ -40,6 +41,7 @@ class Services:
     infos: Sequence[dict[str, Any]]  # what each engine's rank 0 said when it was ready
     manager: TokenizerManager
     words: Words
+    constraints: Constraints
     texts: TokenTexts
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from srt.frontend import sampling
+from srt.frontend.constraints import form_of
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Generation, Prompt, join
 from srt.frontend.logprobs import NO_LOGPROBS
@@ -33,8 +34,10 @@ class Chat:
         if body.tools and body.tool_choice != "none":
             raise unsupported("tools", "tool calling is not available on this server; `tool_choice` may be `none`")
         name = check_rid(body.rid or body.request_id) or new_id("chatcmpl-")
-        spec, chat = self._sampling(body), await self._chat(body, services.owner(request))
-        prompt = Prompt(name, chat.ids, spec, chat.namespace, check_priority(body.priority))
+        spec, priority = self._sampling(body), check_priority(body.priority)
+        grammar = await services.constraints.grammar(form_of(body))
+        chat = await self._chat(body, services.owner(request))
+        prompt = Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar)
         return await services.respond(request, [prompt], ChatFormat(services, chat, name, body), bool(body.stream))
 
     def _sampling(self, body: ChatRequest) -> SamplingSpec:

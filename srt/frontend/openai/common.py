@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from srt.frontend.errors import RequestError, unsupported
+from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation
 from srt.frontend.protocol import OpenAIRequest, StreamOptions, check_supported
 from srt.frontend.services import Services
@@ -18,8 +18,6 @@ from srt.messages import Finish
 def check_request(request: OpenAIRequest, services: Services) -> None:
     services.check_model(request.model)
     check_supported(request)
-    if request.response_format is not None and request.response_format.get("type") != "text":
-        raise unsupported("response_format", "only the type `text` is available on this server")
     if request.stream_options is not None and not request.stream:
         raise RequestError("`stream_options` goes with `stream`: true.", param="stream_options")
 

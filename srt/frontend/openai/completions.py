@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from srt.frontend import sampling
+from srt.frontend.constraints import form_of
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS
@@ -50,6 +51,7 @@ class Completions:
         )
         if body.best_of is not None and body.best_of != spec.n:
             raise unsupported("best_of", "all choices are returned by this server; ask for them with `n`")
+        grammar = await self._services.constraints.grammar(form_of(body))
         texts, ids, _ = prompt_texts_or_ids(body.prompt, "prompt", words.vocab_size)
         if texts:
             ids = await words.encode(texts, add_special_tokens=body.add_special_tokens is not False)
@@ -58,8 +60,8 @@ class Completions:
         space = namespace(body.cache_salt, body.extra_key, owner)
         priority = check_priority(body.priority)
         if len(ids) == 1:
-            return [Prompt(name, ids[0], spec, space, priority)]
-        return [Prompt(f"{name}_{i}", prompt, spec, space, priority, name) for i, prompt in enumerate(ids)]
+            return [Prompt(name, ids[0], spec, space, priority, grammar=grammar)]
+        return [Prompt(f"{name}_{i}", prompt, spec, space, priority, name, grammar) for i, prompt in enumerate(ids)]
 
 
 class CompletionFormat:
