@@ -50,6 +50,7 @@ ROOMS = {
     "srt.chat_template": "srt.model_config srt.model_files",
     "srt.observe": "srt.messages",
     "srt.frontend": """
+        srt.constrained.llguidance_backend srt.constrained.probe
         srt.messages srt.config srt.limits srt.transport srt.board srt.tokenization srt.token_bytes srt.chat_template
         srt.schema_rules srt.model_config srt.model_files srt.observe srt
         """,
@@ -66,7 +67,7 @@ ROOMS = {
     "srt.scheduler.process": """
         srt.scheduler srt.scheduler.schedule_batch srt.scheduler.intake srt.scheduler.outlet
         srt.scheduler.inbox_log radix
-        srt.executor srt.models srt.constrained
+        srt.executor srt.models srt.constrained srt.tokenization
         srt.cluster srt.parallel srt.rendezvous srt.registry srt.messages srt.config srt.limits srt.model_config
         srt.model_files srt.token_bytes srt.board srt.board_relay srt.transport srt.process srt.observe
         """,
@@ -78,7 +79,14 @@ ROOMS = {
         srt.scheduler.schedule_batch srt.messages srt.config srt.model_config srt.model_files srt.gguf_files
         srt.weight_names srt.models srt.layers srt.kernels srt.parallel srt.registry
         """,
-    "srt.constrained": "srt.scheduler.schedule_batch srt.messages srt.registry srt.schema_rules",
+    "srt.constrained.backend": "",
+    "srt.constrained.llguidance_backend": "srt.schema_rules srt.token_bytes",
+    "srt.constrained.xgrammar_backend": "srt.schema_rules srt.token_bytes",
+    "srt.constrained.probe": "srt.constrained.xgrammar_backend srt.schema_rules srt.token_bytes",
+    "srt.constrained": """
+        srt.constrained.backend srt.constrained.llguidance_backend srt.constrained.xgrammar_backend
+        srt.scheduler.schedule_batch srt.messages srt.registry srt.schema_rules srt.token_bytes
+        """,
     "srt.cluster": "radix srt.messages srt.config",
 }
 ROOMS = {room: allowed.split() for room, allowed in ROOMS.items()}
@@ -86,7 +94,7 @@ ROOMS = {room: allowed.split() for room, allowed in ROOMS.items()}
 HEAVY = ("torch", "triton", "flashinfer", "transformers", "xgrammar")
 HEAVY_ROOMS = (
     *("srt.scheduler.process", "srt.executor", "srt.models", "srt.layers", "srt.kernels", "srt.parallel"),
-    *("srt.rendezvous", "srt.constrained", "srt.sentencepiece_conversion"),
+    *("srt.rendezvous", "srt.constrained.xgrammar_backend", "srt.sentencepiece_conversion"),
 )
 """The only rooms that may load what is heavy; the others' processes start in a blink and are tested without it."""
 

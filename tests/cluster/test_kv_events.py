@@ -56,6 +56,7 @@ def run(simulation: Simulation, page_log: PageLog, folder: str) -> Scheduler:
         intake=simulation.intake,
         outlet=simulation.outlet,
         record=RankRecord(Board.create(f"{folder}/board", 1), 0),
+        grammars=simulation.grammars,
         page_log=page_log,
     )
     simulation.intake.stop = lambda: setattr(scheduler, "stopped", True)
@@ -69,7 +70,7 @@ def run(simulation: Simulation, page_log: PageLog, folder: str) -> Scheduler:
 def workload(seed: int) -> Simulation:
     """Prompts that share stems, in two namespaces, with aborts, flushes, evictions and, if tight, retractions."""
     drawn, _ = random_simulation(seed, tight=seed >= 1000)
-    setting = dataclasses.replace(drawn.setting, constrained=None, cache=True)
+    setting = dataclasses.replace(drawn.setting, cache=True)
     return Simulation(setting, drawn.script)
 
 

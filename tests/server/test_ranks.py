@@ -50,6 +50,9 @@ def answers(server: Server) -> dict[str, Any]:
     with server.stream("/generate", text=PROMPTS[2], sampling_params=params) as stream:
         found["streamed"] = [event["text"] for event in stream][-1]
     drawn = {"temperature": 1.0, "sampling_seed": 5, "top_p": 0.9}
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "integer", "maximum": 99}}}
+    found["constrained"] = server.generate(PROMPTS[3], 20, **drawn, regex="[a-z]{3,}( [a-z]{3,})*")["output_ids"]
+    found["json"] = server.generate(PROMPTS[3], 30, **drawn, json_schema=schema)["output_ids"]
     found["drawn"] = server.generate(PROMPTS[3], 12, **drawn)["output_ids"]
     return found
 
