@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -40,9 +40,11 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """`sources` has "default", and perhaps "tool_use". Raises ModelError for a template that does not compile."""
         environment = _environment()
+        self.source = "\n".join(sources.values())
         self._special_tokens = dict(special_tokens)
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(self.source))
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
 

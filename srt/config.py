@@ -22,6 +22,8 @@ CACHE_ISOLATIONS = ("none", "api-key")
 LOAD_BALANCE_METHODS = ("cache_aware", "round_robin")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3", "llama4", "mistral", "pythonic", "qwen", "qwen25")
+REASONING_PARSERS = ("auto", "none", "deepseek-r1", "kimi", "magistral", "qwen3")
 LEAST_BLOCK = 16
 """Tokens per page, below which KV events would say too much about too little."""
 _ENDPOINT = re.compile(r"tcp://.+:[0-9]{1,5}|ipc://.+")
@@ -118,6 +120,12 @@ class ServerConfig:
     random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
     api_key: str | None = flag(None, "clients must send it, or one of several with commas between, as a bearer token")
     chat_template: str | None = flag(None, "file with a Jinja chat template, if not the model's own")
+    tool_call_parser: str = flag(
+        "auto", "form in which the model writes tool calls; auto goes by the chat template", choices=TOOL_CALL_PARSERS
+    )
+    reasoning_parser: str = flag(
+        "auto", "form in which the model marks its reasoning; auto goes by the template", choices=REASONING_PARSERS
+    )
     kv_events_config: str | None = flag(
         None, 'JSON, to tell routers what is cached: {"endpoint": "tcp://*:5557", "replay_endpoint": ..., "topic": ...}'
     )

@@ -30,6 +30,7 @@ from srt.frontend.native import Native
 from srt.frontend.openai.chat import Chat
 from srt.frontend.openai.completions import Completions
 from srt.frontend.openai.models import Models
+from srt.frontend.parsing import formats
 from srt.frontend.services import Services, too_big
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
@@ -170,6 +171,7 @@ def make_services(
         manager=TokenizerManager(config, limits, endpoints, metrics, balancer),
         words=Words(tokenizer, template, model.vocab_size, model.eos_token_ids),
         constraints=Constraints(GrammarCheck(tokenizer.vocabulary(model.eos_token_ids), tokenizer_folder)),
+        formats=formats.choose(config, template),
         texts=TokenTexts(tokenizer.token_bytes),
         metrics=metrics,
     )

@@ -41,6 +41,7 @@ class Generation:
     created: float  # monotonic seconds, as all times here
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0  # known at the end
     first_token: float = 0.0
     last_token: float = 0.0
     finish: Finish | None = None

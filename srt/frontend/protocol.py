@@ -50,7 +50,7 @@ _REFUSALS = {
     ),
     "templates are not taken from requests; start the server with --chat-template": ("chat_template"),
     "retrieval templates are not available on this server": ("documents"),
-    "tool calling is not available on this server": ("functions function_call"),
+    "this form is out of date; use `tools` and `tool_choice`": ("functions function_call"),
     "web search is not available on this server": ("web_search_options"),
 }
 NOT_BUILT = {name: sentence for sentence, names in _REFUSALS.items() for name in names.split()}
@@ -249,6 +249,10 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     reasoning_effort: str | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    include_reasoning: bool | None = None
 
     audio: Any = None
     chat_template: Any = None
@@ -260,12 +264,8 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     thinking_token_budget: Any = None
 
     modalities: msgspec.Raw = NULL
-    parallel_tool_calls: msgspec.Raw = NULL
     prediction: msgspec.Raw = NULL
     verbosity: msgspec.Raw = NULL
-    separate_reasoning: msgspec.Raw = NULL
-    stream_reasoning: msgspec.Raw = NULL
-    include_reasoning: msgspec.Raw = NULL
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -273,6 +273,7 @@ class TokenizeRequest(msgspec.Struct):
     prompt: str | None = None
     text: str | None = None
     messages: list[Message] | None = None
+    tools: list[Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

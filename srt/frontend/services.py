@@ -19,6 +19,7 @@ from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Prompt
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
+from srt.frontend.parsing.formats import Formats
 from srt.frontend.protocol import decode
 from srt.frontend.streaming import Format, Stream
 from srt.frontend.tokenizer_manager import TokenizerManager
@@ -42,6 +43,7 @@ class Services:
     manager: TokenizerManager
     words: Words
     constraints: Constraints
+    formats: Formats
     texts: TokenTexts
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))

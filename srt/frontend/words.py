@@ -48,6 +48,7 @@ class Words:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._template = template
+        self.takes_tools = template is None or template.takes_tools
         self._eos_token_ids = frozenset(eos_token_ids)
         table = tokenizer.token_bytes
         specials = (index for index in eos_token_ids if index < len(table.table) and table.is_special[index])
@@ -59,6 +60,16 @@ class Words:
 
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+    def is_special(self, text: str) -> bool:
+        """Whether a text is one token that is left out of answers."""
+        index = self.tokenizer.token_id(text)
+        return index is not None and self.tokenizer.token_bytes.is_special[index]
+
+    def bytes_of(self, ids: Ids) -> list[bytes]:
+        """What each of a model's tokens stands for."""
+        table = self.tokenizer.token_bytes.table
+        return [table[index] if index < len(table) else b"" for index in unpack_ids(ids)]
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Ids]:
         """One prompt per text. An empty one becomes the BOS token; RequestError if the model has none."""
@@ -72,13 +83,14 @@ class Words:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] = (),
         arguments: dict[str, Any] | None = None,
         namespace: bytes = b"",
     ) -> ChatPrompt:
         """The prompt that the model's template makes of a chat. The template writes BOS itself where it is wanted."""
 
         def render_and_encode() -> ChatPrompt:
-            text = self._render(messages, add_generation_prompt, continue_final_message, arguments or {})
+            text = self._render(messages, add_generation_prompt, continue_final_message, tools, arguments or {})
             ids, length = self._conversations.recall(namespace, text)
             if not length:
                 ids = self._encode([text], False)[0]
@@ -101,6 +113,7 @@ class Words:
         messages: list[dict[str, Any]],
         add_generation_prompt: bool,
         continue_final: bool,
+        tools: Sequence[dict[str, Any]],
         arguments: dict[str, Any],
     ) -> str:
         if self._template is None:
@@ -113,6 +126,7 @@ class Words:
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final,
+                tools=list(tools) or None,
                 **arguments,
             )
         except TemplateError as error:

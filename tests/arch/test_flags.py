@@ -38,6 +38,8 @@ FLAGS = {
     "random_seed": ("int | None", None),
     "api_key": ("str | None", None),
     "chat_template": ("str | None", None),
+    "tool_call_parser": ("str", "auto"),
+    "reasoning_parser": ("str", "auto"),
     "kv_events_config": ("str | None", None),
     "inbox_log": ("str | None", None),
     "log_level": ("str", "info"),

@@ -55,14 +55,14 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(folder):
-    """One token per byte (id = the byte), and two special tokens."""
+def byte_tokenizer(folder, specials=()):
+    """One token per byte (id = the byte), and two special tokens or more."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     to_byte = {char: byte for byte, char in enumerate(map(byte_char, range(256)))}
     tokenizer = tokenizers.Tokenizer(models.BPE({char: to_byte[char] for char in alphabet}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", *specials])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -96,14 +96,15 @@ class Live:
 class EchoEngine(threading.Thread):
     """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `hold_at` (gives none more tokens than
     these), `mute` (drops requests), `silent` (no sign of life when idle), `fail_status` (ends requests at once with
-    this status), `tokens_per_step`, `flush_ok`.
+    this status), `tokens_per_step`, `flush_ok`, `says` (ids that every request is given instead of its prompt's, and
+    then EOS).
     """
 
     def __init__(self, endpoints, board, tokenizer):
         super().__init__(daemon=True)
         self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
         self.fail_after, self.hold_at = 0, math.inf
-        self.tokens_per_step, self.silent = 1, False
+        self.tokens_per_step, self.silent, self.says = 1, False, None
         self.received, self.aborted, self.live = [], [], {}
         self._ends = endpoints
         self._table = tokenizer.token_bytes
@@ -115,6 +116,7 @@ class EchoEngine(threading.Thread):
     def reset(self):
         self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
         self.fail_after, self.hold_at, self.tokens_per_step, self.silent = 0, math.inf, 1, False
+        self.says = None
         self.received.clear()
         self.aborted.clear()
 
@@ -158,7 +160,8 @@ class EchoEngine(threading.Thread):
         if isinstance(item, NewRequest):
             self.received.append(item)
             if not self.mute:
-                self.live[item.rid] = Live(item, unpack_ids(item.ids).tolist())
+                ids = unpack_ids(item.ids).tolist() if self.says is None else [*self.says, EOS]
+                self.live[item.rid] = Live(item, ids)
         elif isinstance(item, AbortRequest):
             self.aborted.append(item.rid)
             live = self.live.pop(item.rid, None)
@@ -210,8 +213,11 @@ class EchoEngine(threading.Thread):
 class Server:
     """Engine and frontend, each in a thread, for the length of a `with`."""
 
-    def __init__(self, folder, *, context_length=1024, pool_tokens=1024, bos=BOS, template=True, dp_size=1, **flags):
-        self.tokenizer = byte_tokenizer(folder)
+    def __init__(
+        self, folder, *, context_length=1024, pool_tokens=1024, bos=BOS, template=True, specials=(), dp_size=1, **flags
+    ):
+        """`template` may be the source of one."""
+        self.tokenizer = byte_tokenizer(folder, specials)
         self.config = ServerConfig(model_path="/models/tiny", served_model_name=MODEL, dp_size=dp_size, **flags)
         self.limits = Limits(context_length, pool_tokens, 1)
         endpoints = [Endpoints(str(folder), dp_rank) for dp_rank in range(dp_size)]
@@ -221,6 +227,8 @@ class Server:
         self.engine = self.engines[0]
         info = {"pool_tokens": pool_tokens, "memory": {"weights_bytes": 1000, "kv_bytes": 2000}}
         chat_template = ChatTemplate.from_folder(folder) if template else None
+        if isinstance(template, str):
+            chat_template = ChatTemplate({"default": template}, {})
         self.services = make_services(
             self.config, model_config(bos), MODEL, self.tokenizer, chat_template, self.limits, endpoints, self.boards,
             [info] * dp_size, make_balancer("cache_aware", [pool_tokens] * dp_size, 1),

@@ -70,6 +70,8 @@ def test_each_flag_reaches_its_field():
         "random_seed": 7,
         "api_key": "secret,other",
         "chat_template": "/t.jinja",
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "none",
         "kv_events_config": '{"topic": "kv"}',
         "inbox_log": "/t.log",
         "log_level": "debug",

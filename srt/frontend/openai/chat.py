@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
 
-import msgspec
 from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.constraints import form_of
-from srt.frontend.errors import RequestError, unsupported
-from srt.frontend.generation import Generation, Prompt, join
-from srt.frontend.logprobs import NO_LOGPROBS
-from srt.frontend.openai.common import Envelope, check_request, finish_fields
-from srt.frontend.openai.messages import template_arguments, template_messages
+from srt.frontend.errors import RequestError
+from srt.frontend.generation import Prompt
+from srt.frontend.openai.chat_format import ChatFormat
+from srt.frontend.openai.common import check_request
+from srt.frontend.openai.messages import template_arguments, template_messages, with_tools_as_text
+from srt.frontend.openai.tools import ToolUse, read_tools
+from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.protocol import ChatRequest
 from srt.frontend.sampling import SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import ChatPrompt, namespace
-from srt.messages import TextDelta, unpack_ids
 
 
 class Chat:
@@ -31,14 +30,17 @@ class Chat:
         services.manager.check_open()
         body: ChatRequest = await services.read(request, ChatRequest)
         check_request(body, services)
-        if body.tools and body.tool_choice != "none":
-            raise unsupported("tools", "tool calling is not available on this server; `tool_choice` may be `none`")
+        tools = read_tools(body)
         name = check_rid(body.rid or body.request_id) or new_id("chatcmpl-")
         spec, priority = self._sampling(body), check_priority(body.priority)
+        chat = await self._chat(body, tools, services.owner(request))
+        answer = self._answer(body, tools, chat)
+        if answer.calls is not None and any(map(services.words.is_special, answer.calls.marks)):
+            spec = dataclasses.replace(spec, fields={**spec.fields, "skip_special_tokens": False})
         grammar = await services.constraints.grammar(form_of(body))
-        chat = await self._chat(body, services.owner(request))
         prompt = Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar)
-        return await services.respond(request, [prompt], ChatFormat(services, chat, name, body), bool(body.stream))
+        form = ChatFormat(services, chat, name, body.stream_options, answer)
+        return await services.respond(request, [prompt], form, bool(body.stream))
 
     def _sampling(self, body: ChatRequest) -> SamplingSpec:
         top = sampling.check_top_logprobs(body.top_logprobs, "top_logprobs", sampling.MAX_TOP_LOGPROBS)
@@ -55,79 +57,39 @@ class Chat:
             logprobs=top if body.logprobs else -1,
         )
 
-    async def _chat(self, body: ChatRequest, owner: bytes) -> ChatPrompt:
+    async def _chat(self, body: ChatRequest, tools: ToolUse, owner: bytes) -> ChatPrompt:
+        words = self._services.words
         continue_final = bool(body.continue_final_message)
-        return await self._services.words.encode_chat(
-            template_messages(body.messages),
+        if words.takes_tools:
+            messages, template_tools = template_messages(body.messages), tools.template_tools
+        else:
+            messages, template_tools = with_tools_as_text(body.messages, tools.template_tools), ()
+        return await words.encode_chat(
+            messages,
             add_generation_prompt=not continue_final
             if body.add_generation_prompt is None
             else body.add_generation_prompt,
             continue_final_message=continue_final,
+            tools=template_tools,
             arguments=template_arguments(body),
             namespace=namespace(body.cache_salt, body.extra_key, owner),
         )
 
-
-class ChatFormat:
-    def __init__(self, services: Services, chat: ChatPrompt, name: str, body: ChatRequest) -> None:
-        self._envelope = Envelope(
-            name, "chat.completion", "chat.completion.chunk", services.model_name, body.stream_options
+    def _answer(self, body: ChatRequest, tools: ToolUse, chat: ChatPrompt) -> AnswerFormat:
+        formats = self._services.formats
+        if tools.callable and formats.calls is None:
+            raise RequestError(
+                "How this model writes tool calls is not known; start the server with --tool-call-parser, "
+                "or set `tool_choice` to `none`.",
+                param="tools",
+            )
+        return AnswerFormat(
+            chat.text,
+            formats.reasoning,
+            separate_reasoning=body.separate_reasoning is not False,
+            show_reasoning=body.include_reasoning is not False,
+            stream_reasoning=body.stream_reasoning is not False,
+            calls=formats.calls if tools.callable else None,
+            names=tools.names,
+            max_calls=tools.max_calls,
         )
-        self._words = services.words
-        self._chat = chat
-        self._texts = services.texts
-        self._eos = services.model.eos_token_ids
-        self._said: dict[int, list[TextDelta]] = {}  # by index, of the choices that have begun
-        self._head = self._envelope.head + b'{"index":'
-        self._plain_rest = b'},"logprobs":null,"finish_reason":null}' + self._envelope.rest
-
-    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
-        choices = []
-        for generation, answer in zip(generations, answers, strict=True):
-            self._words.was_said(self._chat, answer)
-            logprobs = None
-            if generation.logprobs >= 0:
-                logprobs = self._texts.chat(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids))
-            message = {
-                "role": "assistant", "content": answer.text, "reasoning_content": None, "tool_calls": None
-            }  # fmt: skip
-            finish = finish_fields(generation.finish, self._eos)
-            choices.append({"index": generation.index, "message": message, "logprobs": logprobs, **finish})
-        return self._envelope.answer(choices, generations)
-
-    def events(self, generation: Generation, delta: TextDelta) -> bytes:
-        index = generation.index
-        said = self._said.get(index)
-        if said is not None:
-            said.append(delta)
-        if said and delta.finish is None and delta.logprobs is None and not self._envelope.continuous_usage:
-            if not delta.text:
-                return b""
-            text = msgspec.json.encode(delta.text)
-            return b'%b%d,"delta":{"content":%b%b' % (self._head, index, text, self._plain_rest)
-        events = []
-        if said is None:
-            said = self._said[index] = [delta]
-            events.append(self._event(generation, {"role": "assistant", "content": ""}))
-        if delta.text or delta.logprobs is not None:
-            logprobs = None
-            if delta.logprobs is not None:
-                logprobs = self._texts.chat(delta.logprobs, unpack_ids(delta.ids))
-            events.append(self._event(generation, {"content": delta.text}, logprobs))
-        if delta.finish is not None:
-            self._words.was_said(self._chat, join(said))
-            events.append(self._event(generation, {}, finish=finish_fields(delta.finish, self._eos)))
-        return b"".join(events)
-
-    def tail(self, generations: Sequence[Generation]) -> bytes:
-        return self._envelope.tail(generations)
-
-    def _event(
-        self,
-        generation: Generation,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        finish: dict[str, Any] | None = None,
-    ) -> bytes:
-        choice = {"index": generation.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        return self._envelope.event(choice | (finish or {}), generation)

@@ -65,7 +65,7 @@ def usage(generations: Sequence[Generation]) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(first.cached_tokens for first in prompts)},
-        "reasoning_tokens": 0,
+        "reasoning_tokens": sum(generation.reasoning_tokens for generation in generations),
     }
 
 

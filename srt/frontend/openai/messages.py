@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,18 @@ import msgspec
 
 from srt.chat_template import RESERVED
 from srt.frontend.errors import RequestError
+from srt.frontend.parsing.tool_calls import HERMES
 from srt.frontend.protocol import ChatRequest, Message, Part
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+_TOOLS_PROMPT = """\
+You can call functions. Each of these lines describes one, its parameters as a JSON schema:
+{}
+To call a function, answer with its name and arguments in this form, once for each call:
+<tool_call>
+{{"name": NAME, "arguments": {{PARAMETER: VALUE}}}}
+</tool_call>"""
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -19,6 +29,35 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if not messages:
         raise RequestError("`messages` must not be empty.", param="messages")
     return [_template_message(message, at) for at, message in enumerate(messages)]
+
+
+def with_tools_as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As `template_messages`, for a template that does not know tools: functions, calls and results become text.
+
+    Arguments stay as the client sends them, so that a call which comes back is the very text that the model wrote.
+    """
+    plain: list[dict[str, Any]] = []
+    after_response = False
+    for message, taken in zip(messages, template_messages(messages), strict=True):
+        is_response = taken["role"] in ("tool", "function")
+        if is_response:
+            taken = {"role": "user", "content": f"<tool_response>\n{taken['content']}\n</tool_response>"}
+        elif taken.pop("tool_calls", ()):
+            calls = HERMES.write((call["function"]["name"], _arguments_text(call)) for call in message.tool_calls)
+            taken["content"] += "\n" * bool(taken["content"]) + calls
+        if is_response and after_response:
+            plain[-1]["content"] += "\n" + taken["content"]
+        else:
+            plain.append(taken)
+        after_response = is_response
+    if tools:
+        described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+        prompt = _TOOLS_PROMPT.format(described)
+        if plain[0]["role"] == "system":
+            plain[0]["content"] += "\n\n" + prompt
+        else:
+            plain.insert(0, {"role": "system", "content": prompt})
+    return plain
 
 
 def template_arguments(body: ChatRequest) -> dict[str, Any]:
@@ -44,7 +83,7 @@ def _template_message(message: Message, at: int) -> dict[str, Any]:
         if value is not None:
             plain[name] = value
     if message.tool_calls:
-        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        plain["tool_calls"] = [_tool_call(call, at) for call in message.tool_calls]
     return plain
 
 
@@ -63,13 +102,26 @@ def _text(content: str | list[Part] | None, at: int) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Clients send a call's arguments as JSON text, templates want the object."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
+def _tool_call(call: dict[str, Any], at: int) -> dict[str, Any]:
+    """Clients send a call's arguments as JSON text, templates want the object. What is no object stays text."""
+    match call.get("function"):
+        case {"name": str(), **rest} as function if isinstance(rest.get("arguments"), str | dict | None):
+            pass
+        case _:
+            raise RequestError(
+                f"`messages[{at}].tool_calls`: each needs a `function` with a `name` and its `arguments` as a string.",
+                param="messages",
+            )
+    text = _arguments_text(call)
     try:
-        arguments = msgspec.json.decode(function["arguments"], type=dict[str, Any])
+        arguments = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):
-        return call
+        arguments = text
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _arguments_text(call: dict[str, Any]) -> str:
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, dict):
+        return json.dumps(arguments, ensure_ascii=False)
+    return arguments.strip() if arguments and arguments.strip() else "{}"

@@ -1,0 +1,149 @@
+"""L1, main process: how answers to a chat are written, in one piece and streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from srt.frontend.generation import Generation, join
+from srt.frontend.logprobs import NO_LOGPROBS
+from srt.frontend.openai.common import Envelope, finish_fields
+from srt.frontend.parsing.answer import AnswerFormat, AnswerParser
+from srt.frontend.parsing.pieces import Arguments, CallStart, Content, Piece, Reasoning
+from srt.frontend.parsing.tool_calls import new_call_id
+from srt.frontend.protocol import StreamOptions
+from srt.frontend.services import Services
+from srt.frontend.words import ChatPrompt
+from srt.messages import Finish, TextDelta, unpack_ids
+
+
+@dataclass
+class _Said:
+    """A choice that has begun."""
+
+    parser: AnswerParser
+    deltas: list[TextDelta] = field(default_factory=list)
+
+
+class ChatFormat:
+    def __init__(
+        self, services: Services, chat: ChatPrompt, name: str, options: StreamOptions | None, answer: AnswerFormat
+    ) -> None:
+        self._envelope = Envelope(name, "chat.completion", "chat.completion.chunk", services.model_name, options)
+        self._words = services.words
+        self._chat = chat
+        self._answer = answer
+        self._texts = services.texts
+        self._eos = services.model.eos_token_ids
+        self._said: dict[int, _Said] = {}  # by index
+        self._head = self._envelope.head + b'{"index":'
+        self._rest = b',"logprobs":null,"finish_reason":null}' + self._envelope.rest
+        self._plain_rest = b"}" + self._rest
+
+    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
+        choices = []
+        for generation, answer in zip(generations, answers, strict=True):
+            self._remember(generation, answer)
+            logprobs = None
+            if generation.logprobs >= 0:
+                logprobs = self._texts.chat(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids))
+            parser = self._answer.parser()
+            message = self._message([*parser.feed(answer.text), *parser.finish()])
+            finish = self._finish_fields(generation.finish, parser)
+            choices.append({"index": generation.index, "message": message, "logprobs": logprobs, **finish})
+        return self._envelope.answer(choices, generations)
+
+    def events(self, generation: Generation, delta: TextDelta) -> bytes:
+        index = generation.index
+        said = self._said.get(index)
+        is_short = delta.logprobs is None and not self._envelope.continuous_usage
+        if said and delta.finish is None and is_short and self._answer.is_plain:
+            said.deltas.append(delta)
+            if not delta.text:
+                return b""
+            text = msgspec.json.encode(delta.text)
+            return b'%b%d,"delta":{"content":%b%b' % (self._head, index, text, self._plain_rest)
+        events = []
+        if said is None:
+            said = self._said[index] = _Said(self._answer.parser())
+            events.append(self._event(generation, {"role": "assistant", "content": ""}))
+        said.deltas.append(delta)
+        pieces = said.parser.feed(delta.text)
+        if delta.finish is not None:
+            pieces += said.parser.finish()
+        if is_short:
+            deltas = map(msgspec.json.encode, map(self._delta, pieces))
+            events += [b'%b%d,"delta":%b%b' % (self._head, index, one, self._rest) for one in deltas]
+        else:
+            logprobs = None
+            if delta.logprobs is not None:
+                logprobs = self._texts.chat(delta.logprobs, unpack_ids(delta.ids))
+                pieces = pieces or [Content("")]  # none of the text may be shown yet
+            for piece in pieces:
+                events.append(self._event(generation, self._delta(piece), logprobs))
+                logprobs = None
+        if delta.finish is not None:
+            self._remember(generation, join(said.deltas))
+            events.append(self._event(generation, {}, finish=self._finish_fields(delta.finish, said.parser)))
+        return b"".join(events)
+
+    def tail(self, generations: Sequence[Generation]) -> bytes:
+        return self._envelope.tail(generations)
+
+    def _remember(self, generation: Generation, answer: TextDelta) -> None:
+        """What a whole answer leaves behind: for the turns to come, and for the count of tokens."""
+        self._words.was_said(self._chat, answer)
+        if self._answer.reasoning is not None:
+            generation.reasoning_tokens = self._answer.count_reasoning(self._words.bytes_of(answer.ids))
+
+    def _message(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        content = "".join([piece.text for piece in pieces if isinstance(piece, Content)])
+        reasoning = "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)])
+        calls = []
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                calls.append(self._call(piece))
+            elif isinstance(piece, Arguments):
+                calls[piece.index]["function"]["arguments"] += piece.text
+        return {
+            "role": "assistant",
+            "content": content or (None if calls else ""),
+            "reasoning_content": reasoning or None,
+            "tool_calls": calls or None,
+        }
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        match piece:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case CallStart():
+                return {"tool_calls": [self._call(piece)]}
+            case Arguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+    def _call(self, start: CallStart) -> dict[str, Any]:
+        function = {"name": start.name, "arguments": ""}
+        return {
+            "index": start.index, "id": new_call_id(self._answer.calls), "type": "function", "function": function
+        }  # fmt: skip
+
+    def _finish_fields(self, finish: Finish | None, parser: AnswerParser) -> dict[str, Any]:
+        fields = finish_fields(finish, self._eos)
+        if fields["finish_reason"] == "stop" and parser.called:
+            fields["finish_reason"] = "tool_calls"
+        return fields
+
+    def _event(
+        self,
+        generation: Generation,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": generation.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        return self._envelope.event(choice | (finish or {}), generation)
