@@ -17,7 +17,8 @@ from srt.frontend import sampling
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Prompt
 from srt.frontend.metrics import Load
-from srt.frontend.openai.messages import template_messages
+from srt.frontend.openai.messages import chat_for_template
+from srt.frontend.openai.tools import check_tools, for_template
 from srt.frontend.protocol import AbortBody, DetokenizeRequest, NativeSampling, TokenizeRequest
 from srt.frontend.services import Services, json_response, new_id
 from srt.frontend.words import pack_checked
@@ -229,8 +230,10 @@ class Management:
         if (text is None) == (body.messages is None):
             raise RequestError("Give one of `prompt` and `messages`.", param="prompt")
         if text is None:
+            check_tools(body.tools)
+            messages, tools = chat_for_template(body.messages, for_template(body.tools), services.words.takes_tools)
             chat = await services.words.encode_chat(
-                template_messages(body.messages), add_generation_prompt=body.add_generation_prompt is not False
+                messages, add_generation_prompt=body.add_generation_prompt is not False, tools=tools
             )
             ids = unpack_ids(chat.ids).tolist()
         else:

@@ -292,6 +292,7 @@ def test_the_flags_name_the_formats():
     assert set(REASONING_PARSERS) == {"auto", "none", *reasoning.FORMATS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_long_answers_are_read_in_linear_time(name):
     """Half-open calls, white space and names without end: seconds where time grows with the square."""

@@ -1,11 +1,16 @@
 """A chat that goes on is given the ids that were read and written before, and what is new is tokenised."""
 
 import asyncio
+import itertools
+import json
+import os
 
 import pytest
 
 from srt.chat_template import ChatTemplate
 from srt.frontend.conversations import Conversations
+from srt.frontend.openai.messages import chat_for_template
+from srt.frontend.protocol import Message, decode
 from srt.frontend.words import Words
 from srt.messages import TextDelta, pack_ids, unpack_ids
 from srt.tokenization import Tokenizer
@@ -29,6 +34,46 @@ def words(default_model):
 
 def encode(words, *messages, **options):
     return asyncio.run(words.encode_chat(list(messages), **options))
+
+
+ASKED = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Øslo", "days": [1, 2]}}\n</tool_call>'
+
+# Like those of models that think: of past turns only what follows the reasoning is shown.
+THINKING = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content.split('</think>')[-1].lstrip() }}{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if tools %}{% endif %}{{ '<|im_start|>assistant\n<think>\n' }}"""
+NOT_THINKING = THINKING.replace("<think>\n", "")
+
+
+def with_template(default_model, source):
+    model = default_model.model_config
+    tokenizer = Tokenizer.from_folder(default_model.tokenizer_folder)
+    return Words(tokenizer, ChatTemplate({"default": source}, {}), model.vocab_size, model.eos_token_ids)
+
+
+def turn(words, messages):
+    messages, tools = chat_for_template(decode(json.dumps(messages).encode(), list[Message]), (), words.takes_tools)
+    return encode(words, *messages, tools=tools)
+
+
+def calls_back(arguments, content=None):
+    """What a client sends after a call: the call as it got it or as it writes it itself, and the result."""
+    function = {"name": "get_weather", "arguments": arguments}
+    call = {"id": "call_1", "type": "function", "function": function}
+    return [
+        QUESTION,
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "12 C"},
+    ]
+
+
+def common(words, first, second):
+    """The text of the ids that both begin with."""
+    pairs = zip(unpack_ids(first).tolist(), unpack_ids(second).tolist(), strict=False)
+    same = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return words.tokenizer.decode(same, False)
 
 
 def letter_by_letter(words, text):
@@ -80,6 +125,62 @@ def test_another_namespace_knows_nothing_of_it(words):
     words.was_said(first, TextDelta(1, "Hello", pack_ids(letter_by_letter(words, "Hello"))))
     second = encode(words, QUESTION, {"role": "assistant", "content": "Hello"}, NEXT, namespace=b"b")
     assert unpack_ids(second.ids).tolist() == words.tokenizer.encode(second.text, False)
+
+
+AS_GIVEN = '{"city": "Øslo", "days": [1, 2]}'
+REWRITTEN = [
+    '{"city":"Øslo","days":[1,2]}',
+    '{"city": "\\u00d8slo", "days": [1, 2]}',
+    '{"days": [1, 2], "city": "Øslo"}',
+]
+
+
+@pytest.mark.parametrize("knows_tools", [False, True])
+def test_a_call_that_comes_back_as_it_was_given_has_its_ids(words, default_model, knows_tools):
+    words = with_template(default_model, NOT_THINKING) if knows_tools else words
+    first = turn(words, [QUESTION])
+    ids = letter_by_letter(words, ASKED)
+    words.was_said(first, TextDelta(1, ASKED, pack_ids(ids)))
+    second = turn(words, calls_back(AS_GIVEN))
+    assert second.ids.startswith(first.ids + pack_ids(ids))
+    assert words.tokenizer.decode(unpack_ids(second.ids).tolist(), False) == second.text
+
+
+@pytest.mark.parametrize("arguments", REWRITTEN)
+@pytest.mark.parametrize("canonical", [True, False])
+def test_a_call_that_comes_back_rewritten_is_cached_up_to_there(words, arguments, canonical):
+    first = turn(words, [QUESTION])
+    ids = words.tokenizer.encode(ASKED, False) if canonical else letter_by_letter(words, ASKED)
+    words.was_said(first, TextDelta(1, ASKED, pack_ids(ids)))
+    second = turn(words, calls_back(arguments))
+    assert words.tokenizer.decode(unpack_ids(second.ids).tolist(), False) == second.text
+    cached = common(words, first.ids + pack_ids(ids), second.ids)
+    assert cached.startswith(first.text)
+    same = os.path.commonprefix([first.text + ASKED, second.text])
+    if canonical:  # up to the token in which the texts part
+        assert len(same) - len(cached) < 8
+    # The turn after finds all of the second, whatever became of the first.
+    answer = letter_by_letter(words, "It rains.")
+    words.was_said(second, TextDelta(1, "It rains.", pack_ids(answer)))
+    third = turn(words, [*calls_back(arguments), {"role": "assistant", "content": "It rains."}, NEXT])
+    assert third.ids.startswith(second.ids + pack_ids(answer))
+
+
+def test_reasoning_that_is_not_shown_again_is_cached_up_to_there(default_model):
+    words = with_template(default_model, THINKING)
+    first = turn(words, [QUESTION])
+    thought = "Hm, a greeting.\n</think>\n\nHello there"
+    words.was_said(first, TextDelta(1, thought, pack_ids(letter_by_letter(words, thought))))
+    said = {"role": "assistant", "content": "Hello there"}
+    second = turn(words, [QUESTION, said, NEXT])
+    shown = first.text.removesuffix("<think>\n")
+    assert common(words, first.ids, second.ids) == shown
+    assert words.tokenizer.decode(unpack_ids(second.ids).tolist(), False) == second.text
+    again = letter_by_letter(words, "More.\n</think>\n\nBye")
+    words.was_said(second, TextDelta(1, "More.\n</think>\n\nBye", pack_ids(again)))
+    third = turn(words, [QUESTION, said, NEXT, {"role": "assistant", "content": "Bye"}, NEXT])
+    assert common(words, second.ids, third.ids) == second.text.removesuffix("<think>\n")
+    words.close()
 
 
 def test_the_longest_beginning_is_found():

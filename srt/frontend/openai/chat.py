@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from aiohttp import web
 
@@ -10,11 +11,13 @@ from srt.frontend import sampling
 from srt.frontend.constraints import form_of
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Prompt
+from srt.frontend.openai.chat_constraint import constraint
 from srt.frontend.openai.chat_format import ChatFormat
 from srt.frontend.openai.common import check_request
-from srt.frontend.openai.messages import template_arguments, template_messages, with_tools_as_text
+from srt.frontend.openai.messages import chat_for_template, template_arguments
 from srt.frontend.openai.tools import ToolUse, read_tools
 from srt.frontend.parsing.answer import AnswerFormat
+from srt.frontend.parsing.tool_calls import JSON_LIST, JsonFormat
 from srt.frontend.protocol import ChatRequest
 from srt.frontend.sampling import SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, new_id
@@ -35,12 +38,13 @@ class Chat:
         spec, priority = self._sampling(body), check_priority(body.priority)
         chat = await self._chat(body, tools, services.owner(request))
         answer = self._answer(body, tools, chat)
-        if answer.calls is not None and any(map(services.words.is_special, answer.calls.marks)):
-            spec = dataclasses.replace(spec, fields={**spec.fields, "skip_special_tokens": False})
-        grammar = await services.constraints.grammar(form_of(body))
+        form = constraint(form_of(body), tools, answer)
+        answer = dataclasses.replace(answer, constrained=form is not None)
+        spec = dataclasses.replace(spec, fields={**spec.fields, **self._changed_fields(spec, tools, answer)})
+        grammar = await services.constraints.grammar(form)
         prompt = Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar)
-        form = ChatFormat(services, chat, name, body.stream_options, answer)
-        return await services.respond(request, [prompt], form, bool(body.stream))
+        answers = ChatFormat(services, chat, name, body.stream_options, answer)
+        return await services.respond(request, [prompt], answers, bool(body.stream))
 
     def _sampling(self, body: ChatRequest) -> SamplingSpec:
         top = sampling.check_top_logprobs(body.top_logprobs, "top_logprobs", sampling.MAX_TOP_LOGPROBS)
@@ -57,13 +61,25 @@ class Chat:
             logprobs=top if body.logprobs else -1,
         )
 
+    def _changed_fields(self, spec: SamplingSpec, tools: ToolUse, answer: AnswerFormat) -> dict[str, Any]:
+        """What the tools do to how the answer is sampled and shown."""
+        words, calls = self._services.words, self._services.formats.calls
+        changed: dict[str, Any] = {}
+        if answer.calls is not None and any(map(words.is_special, answer.calls.marks)):
+            changed["skip_special_tokens"] = False
+        if tools.forced:  # a stop would leave arguments that are no JSON
+            changed |= {"stop": (), "stop_token_ids": ()}
+        if tools.template_tools and not tools.callable and calls is not None:
+            # The prompt has the tools all the same, as the turns before had them: the prefix stays in the cache.
+            banned = {words.tokenizer.token_id(mark): -100.0 for mark in calls.marks[:1]}
+            bias = {**banned, **dict(spec.fields["logit_bias"])}
+            changed["logit_bias"] = tuple(sorted((token, value) for token, value in bias.items() if token is not None))
+        return changed
+
     async def _chat(self, body: ChatRequest, tools: ToolUse, owner: bytes) -> ChatPrompt:
         words = self._services.words
         continue_final = bool(body.continue_final_message)
-        if words.takes_tools:
-            messages, template_tools = template_messages(body.messages), tools.template_tools
-        else:
-            messages, template_tools = with_tools_as_text(body.messages, tools.template_tools), ()
+        messages, template_tools = chat_for_template(body.messages, tools.template_tools, words.takes_tools)
         return await words.encode_chat(
             messages,
             add_generation_prompt=not continue_final
@@ -77,10 +93,13 @@ class Chat:
 
     def _answer(self, body: ChatRequest, tools: ToolUse, chat: ChatPrompt) -> AnswerFormat:
         formats = self._services.formats
-        if tools.callable and formats.calls is None:
+        calls = formats.calls
+        if tools.forced and not isinstance(calls, JsonFormat):
+            calls = JSON_LIST  # a grammar can hold the model to it, whatever form it is used to
+        if tools.callable and calls is None:
             raise RequestError(
                 "How this model writes tool calls is not known; start the server with --tool-call-parser, "
-                "or set `tool_choice` to `none`.",
+                "or set `tool_choice` to `none` or `required`.",
                 param="tools",
             )
         return AnswerFormat(
@@ -89,7 +108,7 @@ class Chat:
             separate_reasoning=body.separate_reasoning is not False,
             show_reasoning=body.include_reasoning is not False,
             stream_reasoning=body.stream_reasoning is not False,
-            calls=formats.calls if tools.callable else None,
+            calls=calls if tools.callable else None,
             names=tools.names,
             max_calls=tools.max_calls,
         )

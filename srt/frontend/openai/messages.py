@@ -24,6 +24,15 @@ To call a function, answer with its name and arguments in this form, once for ea
 </tool_call>"""
 
 
+def chat_for_template(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]], takes_tools: bool
+) -> tuple[list[dict[str, Any]], Sequence[dict[str, Any]]]:
+    """Messages and tools as the template is given them. RequestError for messages that no template can take."""
+    if takes_tools:
+        return template_messages(messages), tools
+    return with_tools_as_text(messages, tools), ()
+
+
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Plain dictionaries with text only. RequestError for an unknown role or a part that is not text."""
     if not messages:

@@ -35,20 +35,31 @@ class ToolUse:
         return tuple(function.name for function in self.callable)
 
 
+def check_tools(tools: list[Any] | None) -> list[Function]:
+    """RequestError for what are no functions."""
+    if tools is not None and len(tools) > MAX_TOOLS:
+        raise RequestError(f"`tools` takes at most {MAX_TOOLS}.", param="tools")
+    functions: dict[str, Function] = {}
+    for at, tool in enumerate(tools or []):
+        function = _function(tool, at)
+        if functions.setdefault(function.name, function) is not function:
+            raise _fault(at, f"there is another function `{function.name}`")
+    return list(functions.values())
+
+
+def for_template(tools: list[Any] | None) -> tuple[dict[str, Any], ...]:
+    """Checked tools without `strict`, which is for us and not for the model."""
+    functions = [{key: value for key, value in tool["function"].items() if key != "strict"} for tool in tools or []]
+    return tuple({**tool, "function": function} for tool, function in zip(tools or [], functions, strict=True))
+
+
 def read_tools(body: ChatRequest) -> ToolUse:
     """RequestError for tools or a choice that make no sense."""
-    tools = body.tools or []
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"`tools` takes at most {MAX_TOOLS}.", param="tools")
-    functions = [_function(tool, at) for at, tool in enumerate(tools)]
-    names = [function.name for function in functions]
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            raise RequestError(f"`tools[{at}]`: there is another function `{name}`.", param="tools")
+    functions = check_tools(body.tools)
     choice = body.tool_choice
     if choice is None:
         choice = "auto" if functions else "none"
-    template_tools = tuple(map(_for_template, tools))
+    template_tools = for_template(body.tools)
     max_calls = 1 if body.parallel_tool_calls is False else None
     if choice == "none" or (choice == "auto" and not functions):
         return ToolUse(template_tools)
@@ -100,9 +111,3 @@ def _function(tool: Any, at: int) -> Function:
 
 def _fault(at: int, sentence: str) -> RequestError:
     return RequestError(f"`tools[{at}]`: {sentence}.", param="tools")
-
-
-def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
-    """Without `strict`, which is for us and not for the model."""
-    function = {key: value for key, value in tool["function"].items() if key != "strict"}
-    return {**tool, "function": function}

@@ -24,7 +24,7 @@ class JsonCallParser:
     def __init__(
         self, names: Container[str], *, begin: str, end: str, bare: bool, eager: bool, max_calls: int | None
     ) -> None:
-        """With `bare` an object at the very beginning of the answer is a call without marks.
+        """With `bare` a call, or a list of them, at the very beginning of the answer needs no mark.
 
         `eager` gives a call away as it comes, for answers that a grammar holds to the form. Otherwise a call is given
         once it is complete, since until then it may still turn out to be text.
@@ -74,7 +74,7 @@ class JsonCallParser:
         if not bare:
             self._held = text
             return ""
-        self._in = _In.BODY if bare[0] == "{" else _In.TEXT
+        self._in = _In.BODY if bare[0] in "{[" else _In.TEXT
         return text
 
     def _read_text(self, text: str, pieces: list[Piece]) -> str:

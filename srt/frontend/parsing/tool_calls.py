@@ -84,6 +84,7 @@ HERMES = JsonFormat(
 LLAMA3 = JsonFormat("<|python_tag|>", bare=True, key="parameters", between="; ")
 MISTRAL = JsonFormat("[TOOL_CALLS]", begin="[TOOL_CALLS] [", between=", ", end="]", short_ids=True)
 PYTHONIC = PythonFormat()
+JSON_LIST = JsonFormat("<|python_tag|>", bare=True, begin="[", key="parameters", between=", ", end="]")
 
 FORMATS: dict[str, CallFormat] = {
     "hermes": HERMES,

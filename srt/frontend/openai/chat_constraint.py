@@ -1,0 +1,147 @@
+"""L1, main process: the one constraint of a chat answer, made of what the client asks, the tools and the reasoning.
+
+It is said as a structural tag: free text, literals and JSON schemas in a row, each schema a document of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from srt.frontend.constraints import Form
+from srt.frontend.errors import RequestError
+from srt.frontend.openai.tools import Function, ToolUse
+from srt.frontend.parsing.answer import AnswerFormat
+from srt.frontend.parsing.reasoning import begins_inside
+from srt.frontend.parsing.tool_calls import JsonFormat
+
+ONE_BLANK = "[ ]"
+"""White space in arguments: what chat templates write, so that the calls of past turns are found in the cache."""
+
+_LINE_ENDS = {"type": "regex", "pattern": r"\n{0,2}"}
+_NO_CALL = r"(\s*[^\s{\[](.|\n)*)?"
+"""An answer that does not begin as a call without marks would."""
+
+_SHAPES = ("patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "unevaluatedProperties")
+"""Keywords by which an object may have more members than its `properties`."""
+
+
+def constraint(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> Form | None:
+    """RequestError for what excludes each other or cannot be enforced."""
+    form = _with_calls(asked, tools, answer)
+    if form is None or answer.reasoning is None:
+        return form
+    return _after_reasoning(form, answer)
+
+
+def _with_calls(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> Form | None:
+    if tools.forced and asked is not None:
+        raise RequestError(f"`tool_choice` asks for a call, so `{asked.param}` cannot be met.", param=asked.param)
+    strict = any(function.strict for function in tools.callable)
+    if not tools.callable or not (tools.forced or strict or asked is not None):
+        return asked
+    calls = answer.calls
+    if not isinstance(calls, JsonFormat):
+        raise RequestError("No grammar tells calls in this model's form from text; do without `strict`.", param="tools")
+    if tools.forced:
+        return _tag(_calls(calls, tools), "tools")
+    if asked is not None:
+        # Without its mark a call would begin as other JSON does.
+        marked = _sequence(_literal(calls.mark if calls.bare else ""), _calls(calls, tools))
+        return _tag(_either(_format_of(asked), marked), asked.param, asked.whitespace)
+    return _tag(_calls_in_text(calls, tools), "tools")
+
+
+def _calls(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
+    """At least one call and nothing else."""
+    return _sequence(_literal(form.begin), _row_of_calls(form, tools), _literal(form.end))
+
+
+def _row_of_calls(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
+    return {
+        "type": "tags_with_separator",
+        "tags": _call_tags(form, tools),
+        "separator": form.between,
+        "at_least_one": True,
+        "stop_after_first": tools.max_calls == 1,
+    }
+
+
+def _calls_in_text(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
+    """Anything, but what begins as a call goes on as one."""
+    if form.bare:
+        return _either({"type": "regex", "pattern": _NO_CALL}, _calls(form, tools))
+    tags = _call_tags(form, tools)
+    if form.begin:  # all calls stand together
+        tags = [{"type": "tag", "begin": form.begin, "content": _row_of_calls(form, tools), "end": form.end}]
+    return {
+        "type": "triggered_tags",
+        "triggers": [form.mark],
+        "tags": tags,
+        "stop_after_first": bool(form.begin) or tools.max_calls == 1,
+    }
+
+
+def _call_tags(form: JsonFormat, tools: ToolUse) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "tag",
+            "begin": form.head(function.name),
+            "content": {"type": "json_schema", "json_schema": _arguments(function, tools.forced or function.strict)},
+            "end": form.tail,
+        }
+        for function in tools.callable
+    ]
+
+
+def _arguments(function: Function, exact: bool) -> dict[str, Any]:
+    """What the arguments of a call may be: an object in any case."""
+    if not exact:
+        return {"type": "object"}
+    schema = {**function.parameters, "type": "object"}
+    if not any(name in schema for name in _SHAPES):  # a function has no other parameters than it lists
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _after_reasoning(form: Form, answer: AnswerFormat) -> Form:
+    """The same for an answer that may think first, and that must where the prompt has begun to."""
+    marks = answer.reasoning
+    if answer.prompt.rstrip().endswith(marks.end):
+        return form
+    rest = _sequence({"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marks.end}, _LINE_ENDS)
+    if not begins_inside(marks, answer.prompt):
+        rest = _either(_literal(""), _sequence(_literal(marks.begin), rest))
+    return _tag(_sequence(rest, _format_of(form)), form.param, form.whitespace)
+
+
+def _format_of(form: Form) -> dict[str, Any]:
+    match form.kind:
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": form.value}
+        case "regex":
+            return {"type": "regex", "pattern": form.value}
+        case "choice":
+            return _either(*map(_literal, form.value))
+        case "structural_tag" if isinstance(form.value.get("format"), dict):
+            return form.value["format"]
+    raise RequestError(
+        f"`{form.param}` goes neither with tools nor with reasoning on this server; use a JSON schema or a regex.",
+        param=form.param.partition(".")[0],
+    )
+
+
+def _tag(value: dict[str, Any], param: str, whitespace: str = ONE_BLANK) -> Form:
+    return Form("structural_tag", {"type": "structural_tag", "format": value}, param, whitespace)
+
+
+def _literal(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
+
+
+def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    said = [element for element in elements if element != _literal("")]
+    return said[0] if len(said) == 1 else {"type": "sequence", "elements": said}
+
+
+def _either(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "or", "elements": list(elements)}
