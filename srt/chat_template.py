@@ -44,9 +44,10 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(self.source))
+            named = [meta.find_undeclared_variables(environment.parse(source)) for source in sources.values()]
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
+        self.takes_tools = any("tools" in names for names in named)
 
     @classmethod
     def from_folder(cls, folder: Path, override: Path | None = None) -> ChatTemplate | None:

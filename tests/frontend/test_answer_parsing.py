@@ -292,6 +292,24 @@ def test_the_flags_name_the_formats():
     assert set(REASONING_PARSERS) == {"auto", "none", *reasoning.FORMATS}
 
 
+@pytest.mark.parametrize(
+    ("template", "calls", "thoughts"),
+    [
+        (r"return <tool_call>\n{\"name\": NAME, \"arguments\": ARGS}</tool_call>", "hermes", None),
+        ("{{ '<think>' }}{{ x.split('</think>') }}<tool_call>{{ call.arguments | tojson }}", "hermes", "qwen3"),
+        ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama3", None),
+        ("{{ '[TOOL_CALLS] [' }}", "mistral", None),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}[/THINK]", None, "magistral"),
+        ("answer with [func_name1(params_name1=params_value1)]", "pythonic", None),
+        ("<tool_call><function=f> arguments", None, None),
+        ("<tool_call>{{ name }}<arg_key> arguments </think>", None, "qwen3"),
+        ("{{ message.content }}", None, None),
+    ],
+)
+def test_what_a_template_says_of_its_model(template, calls, thoughts):
+    assert (tool_calls.detect(template), reasoning.detect(template)) == (calls, thoughts)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_long_answers_are_read_in_linear_time(name):

@@ -36,6 +36,7 @@ class ChatFormat:
         self._words = services.words
         self._chat = chat
         self._answer = answer
+        self._is_plain = answer.is_plain
         self._texts = services.texts
         self._eos = services.model.eos_token_ids
         self._said: dict[int, _Said] = {}  # by index
@@ -60,7 +61,7 @@ class ChatFormat:
         index = generation.index
         said = self._said.get(index)
         is_short = delta.logprobs is None and not self._envelope.continuous_usage
-        if said and delta.finish is None and is_short and self._answer.is_plain:
+        if self._is_plain and is_short and said is not None and delta.finish is None:
             said.deltas.append(delta)
             if not delta.text:
                 return b""

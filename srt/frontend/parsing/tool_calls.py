@@ -97,12 +97,13 @@ FORMATS: dict[str, CallFormat] = {
 }
 
 _TRACES = {
-    "hermes": ("<tool_call>", '"arguments"'),
+    "hermes": ("<tool_call>", "arguments"),
     "llama3": ('"parameters": dictionary of argument name',),
     "mistral": ("[TOOL_CALLS]",),
     "pythonic": ("[func_name1(",),
 }
-_OTHERS = ("<function=", "<arg_key>", "[ARGS]", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>", "<|channel|>")
+_OTHERS = ("<function=", "<arg_key>", "[ARGS]", "<|tool_call", "<｜tool▁calls▁begin｜>", "<|channel|>", "<TOOLCALL>")
+"""Traces of forms that are not here; some templates speak of one of ours beside them."""
 
 
 def detect(template: str) -> str | None:
