@@ -202,6 +202,7 @@ def test_what_is_malformed_is_content(name, arguments):
         ("hermes", '<tool_call>no<tool_call>{"name": "f"}</tool_call>', "<tool_call>no", [("f", "{}")]),
         ("hermes", '{"name": "f"}', '{"name": "f"}', []),
         ("llama3", '<|python_tag|>{"name": "f"}; {"name": "f"}', "", [("f", "{}")] * 2),
+        ("llama3", '[{"name": "f"}]', '[{"name": "f"}]', []),
         ("llama3", 'It is {"name": "f"}', 'It is {"name": "f"}', []),
         ("llama3", '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
         ("mistral", 'So: [TOOL_CALLS][{"name": "f"}]', "So:", [("f", "{}")]),

@@ -155,6 +155,17 @@ def test_with_a_strict_function_what_begins_as_a_call_goes_on_as_one(door, name)
     assert name == "llama3" or not door.takes(wanted, "See: " + write([("get_weather", bad)]))
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_call_with_marks_is_a_call_of_some_function_with_an_object(door, name):
+    form = answer_format(JSON_FORMATS[name])
+    loose = tuple(dataclasses.replace(function, strict=False) for function in FUNCTIONS)
+    wanted, write = constraint(None, ToolUse((), loose), form), JSON_FORMATS[name].write
+    assert door.takes(wanted, "Hello {[<tool")
+    assert door.takes(wanted, "See: " + write([("roll", '{"any": [1, "}"]}'), ("ping", "{}")]))
+    for call in (("unknown", "{}"), ("roll", "[1]"), ("roll", '{"a": tru}'), ("roll", "null"), ("roll", '"{}"')):
+        assert not door.takes(wanted, "See: " + write([call]))
+
+
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_an_answer_in_json_may_be_calls_instead(door, name, prompt):
@@ -193,7 +204,8 @@ def test_other_constraints_begin_after_the_reasoning(door, asked):
 def test_what_is_not_asked_for_costs_nothing():
     plain = answer_format(FORMATS["hermes"])
     loose = tuple(dataclasses.replace(function, strict=False) for function in FUNCTIONS)
-    assert constraint(None, ToolUse((), loose), plain) is None
+    for name in ("llama3", "pythonic"):
+        assert constraint(None, ToolUse((), loose), answer_format(FORMATS[name])) is None
     assert constraint(None, ToolUse(), answer_format(None, "<think>\n")) is None
     asked = Form("ebnf", 'root ::= "a"', "ebnf")
     assert constraint(asked, ToolUse(), plain) is asked

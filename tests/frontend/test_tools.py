@@ -50,6 +50,7 @@ def servers(tmp_path_factory):
         "plain": Server(tmp_path_factory.mktemp("a")),
         "thinking": Server(tmp_path_factory.mktemp("b"), template=THINKING),
         "marked": Server(tmp_path_factory.mktemp("c"), template=MARKED, specials=("[TOOL_CALLS]",)),
+        "bare": Server(tmp_path_factory.mktemp("e"), template=UNKNOWN, tool_call_parser="llama3"),
         "unknown": Server(tmp_path_factory.mktemp("d"), template=UNKNOWN),
     }
     for server in started.values():
@@ -149,9 +150,17 @@ def test_thoughts_text_and_calls(servers):
     assert usage["reasoning_tokens"] == len("<think>\nHm <tool_call>\n</think>")
 
 
-@pytest.mark.parametrize("said", [CALL.replace("get_weather", "other"), CALL[:-20], '<tool_call>\n{"name": '])
+@pytest.mark.parametrize(
+    "said", [CALL.replace("get_weather", "other"), '<tool_call>\n{"name": ', "<tool_call>", "<tool"]
+)
 def test_what_is_no_call_is_text(servers, said):
     message, reason, _ = answers(servers["thinking"], said, tools=TOOLS)
+    assert (message["content"], message["tool_calls"], reason) == (said, None, "stop")
+
+
+def test_what_no_grammar_holds_to_its_form_is_text_until_it_is_whole(servers):
+    said = '{"name": "ping", "parameters": {"a": [1, 2}}'
+    message, reason, _ = answers(servers["bare"], said, tools=TOOLS)
     assert (message["content"], message["tool_calls"], reason) == (said, None, "stop")
 
 
@@ -160,11 +169,12 @@ def test_a_call_that_the_length_cuts(servers):
     message, reason, _ = answers(servers["thinking"], said, tools=TOOLS, max_tokens=length)
     assert len(message["tool_calls"]) == 1
     assert reason == "length"
-    message, reason, _ = answers(servers["thinking"], CALL, tools=TOOLS, tool_choice="required", max_tokens=62)
-    ((name, arguments),) = calls_of(message)
-    assert name == "get_weather"
-    assert ARGUMENTS.startswith(arguments)
-    assert reason == "length"
+    for choice in ("auto", "required"):
+        message, reason, _ = answers(servers["thinking"], CALL, tools=TOOLS, tool_choice=choice, max_tokens=62)
+        ((name, arguments),) = calls_of(message)
+        assert name == "get_weather"
+        assert ARGUMENTS.startswith(arguments)
+        assert reason == "length"
 
 
 def test_without_tools_nothing_is_a_call(servers):
@@ -310,6 +320,33 @@ def test_arguments_that_are_no_object_are_shown_as_text(servers, arguments):
     servers["plain"].ok(CHAT, {"messages": messages, "max_tokens": 1}) if len(arguments) < 900 else None
     status, _ = servers["thinking"].post(CHAT, {"messages": messages, "max_tokens": 1})
     assert status == (200 if len(arguments) < 900 else 400)
+
+
+def test_a_stop_string_does_not_cut_a_call_that_must_come(servers):
+    server = servers["thinking"]
+    body = {"messages": HI, "tools": TOOLS, "stop": ["}"], "stop_token_ids": [7], "max_tokens": 1}
+    for choice, stop, ids in (("auto", (b"}",), (7,)), ("required", (), ()), (NAMED, (), ())):
+        server.ok(CHAT, {**body, "tool_choice": choice})
+        sampling = server.engine.received[-1].sampling
+        assert (sampling.stop, sampling.stop_token_ids) == (stop, ids)
+
+
+def test_the_clients_bias_stays_beside_ours(servers):
+    server = servers["marked"]
+    mark = server.tokenizer.token_id("[TOOL_CALLS]")
+    body = {"messages": HI, "tools": TOOLS, "tool_choice": "none", "max_tokens": 1}
+    server.ok(CHAT, {**body, "logit_bias": {"5": 2}})
+    assert server.engine.received[-1].sampling.logit_bias == ((5, 2.0), (mark, -100.0))
+    server.ok(CHAT, {**body, "logit_bias": {str(mark): 2}})
+    assert server.engine.received[-1].sampling.logit_bias == ((mark, 2.0),)
+
+
+def test_tokenize_shows_the_same_prompt(servers):
+    for server in servers.values():
+        server.ok(CHAT, {"messages": CHAT_WITH_CALLS, "tools": TOOLS, "tool_choice": "none", "max_tokens": 1})
+        ids = server.ok("/tokenize", {"messages": CHAT_WITH_CALLS, "tools": TOOLS})["tokens"]
+        assert ids == unpack_ids(server.engine.received[-1].ids).tolist()
+    assert servers["plain"].post("/tokenize", {"messages": HI, "tools": [{}]})[0] == 400
 
 
 # ---- what makes no sense --------------------------------------------------------------------------------------------

@@ -12,15 +12,13 @@ from srt.frontend.errors import RequestError
 from srt.frontend.openai.tools import Function, ToolUse
 from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.reasoning import begins_inside
-from srt.frontend.parsing.tool_calls import JsonFormat
+from srt.frontend.parsing.tool_calls import CallFormat, JsonFormat
 
 ONE_BLANK = "[ ]"
 """White space in arguments: what chat templates write, so that the calls of past turns are found in the cache."""
 
+_JSON_OBJECT = {"type": "json_schema", "json_schema": {"type": "object"}}
 _LINE_ENDS = {"type": "regex", "pattern": r"\n{0,2}"}
-_NO_CALL = r"(\s*[^\s{\[](.|\n)*)?"
-"""An answer that does not begin as a call without marks would."""
-
 _SHAPES = ("patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "unevaluatedProperties")
 """Keywords by which an object may have more members than its `properties`."""
 
@@ -36,10 +34,12 @@ def constraint(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> Form
 def _with_calls(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> Form | None:
     if tools.forced and asked is not None:
         raise RequestError(f"`tool_choice` asks for a call, so `{asked.param}` cannot be met.", param=asked.param)
-    strict = any(function.strict for function in tools.callable)
-    if not tools.callable or not (tools.forced or strict or asked is not None):
-        return asked
     calls = answer.calls
+    if not tools.callable:
+        return asked
+    strict = any(function.strict for function in tools.callable)
+    if not (tools.forced or strict or asked is not None) and not _is_marked(calls):
+        return None
     if not isinstance(calls, JsonFormat):
         raise RequestError("No grammar tells calls in this model's form from text; do without `strict`.", param="tools")
     if tools.forced:
@@ -49,6 +49,11 @@ def _with_calls(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> For
         marked = _sequence(_literal(calls.mark if calls.bare else ""), _calls(calls, tools))
         return _tag(_either(_format_of(asked), marked), asked.param, asked.whitespace)
     return _tag(_calls_in_text(calls, tools), "tools")
+
+
+def _is_marked(calls: CallFormat) -> bool:
+    """Whether calls begin with what hardly any text has, so that text stays free next to them."""
+    return isinstance(calls, JsonFormat) and not calls.bare
 
 
 def _calls(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
@@ -69,8 +74,9 @@ def _row_of_calls(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
 def _calls_in_text(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
     """Anything, but what begins as a call goes on as one."""
     if form.bare:
-        return _either({"type": "regex", "pattern": _NO_CALL}, _calls(form, tools))
-    tags = _call_tags(form, tools)
+        other = rf"(\s*[^\s\{form.bare}](.|\n)*)?"
+        return _either({"type": "regex", "pattern": other}, _calls(form, tools))
+    tags = _call_tags(form, tools, form.mark)
     if form.begin:  # all calls stand together
         tags = [{"type": "tag", "begin": form.begin, "content": _row_of_calls(form, tools), "end": form.end}]
     return {
@@ -81,22 +87,27 @@ def _calls_in_text(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
     }
 
 
-def _call_tags(form: JsonFormat, tools: ToolUse) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "tag",
-            "begin": form.head(function.name),
-            "content": {"type": "json_schema", "json_schema": _arguments(function, tools.forced or function.strict)},
-            "end": form.tail,
-        }
-        for function in tools.callable
-    ]
+def _call_tags(form: JsonFormat, tools: ToolUse, begin: str = "") -> list[dict[str, Any]]:
+    """One for each function whose schema counts, and one for all others, whose arguments may be any object.
+
+    All begin with `begin`. What follows it is one literal up to the arguments: of two literals neither may begin the
+    other, or the grammar library would read on for the longer.
+    """
+    tags, others = [], []
+    for function in tools.callable:
+        head = form.head(function.name)
+        if tools.forced or function.strict:
+            content = {"type": "json_schema", "json_schema": _arguments(function)}
+            tags.append({"type": "tag", "begin": head, "content": content, "end": form.tail})
+        else:
+            others.append(_literal(head.removeprefix(begin)))
+    if others:
+        content = _sequence(_either(*others), _JSON_OBJECT)
+        tags.append({"type": "tag", "begin": begin, "content": content, "end": form.tail})
+    return tags
 
 
-def _arguments(function: Function, exact: bool) -> dict[str, Any]:
-    """What the arguments of a call may be: an object in any case."""
-    if not exact:
-        return {"type": "object"}
+def _arguments(function: Function) -> dict[str, Any]:
     schema = {**function.parameters, "type": "object"}
     if not any(name in schema for name in _SHAPES):  # a function has no other parameters than it lists
         schema.setdefault("additionalProperties", False)

@@ -22,9 +22,9 @@ class _In(Enum):
 
 class JsonCallParser:
     def __init__(
-        self, names: Container[str], *, begin: str, end: str, bare: bool, eager: bool, max_calls: int | None
+        self, names: Container[str], *, begin: str, end: str, bare: str, eager: bool, max_calls: int | None
     ) -> None:
-        """With `bare` a call, or a list of them, at the very beginning of the answer needs no mark.
+        """Where the answer begins with `bare`, which may be empty, calls need no mark.
 
         `eager` gives a call away as it comes, for answers that a grammar holds to the form. Otherwise a call is given
         once it is complete, since until then it may still turn out to be text.
@@ -33,6 +33,7 @@ class JsonCallParser:
         self._begin, self._end = begin, end
         self._eager = eager
         self._max_calls = max_calls
+        self._bare = bare
         self._in = _In.START if bare else _In.TEXT
         self._readers = {
             _In.START: self._read_start,
@@ -74,7 +75,7 @@ class JsonCallParser:
         if not bare:
             self._held = text
             return ""
-        self._in = _In.BODY if bare[0] in "{[" else _In.TEXT
+        self._in = _In.BODY if bare[0] == self._bare else _In.TEXT
         return text
 
     def _read_text(self, text: str, pieces: list[Piece]) -> str:

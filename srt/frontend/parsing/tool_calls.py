@@ -35,7 +35,7 @@ class JsonFormat:
 
     mark: str  # what begins one call or all of them, to the parser
     end_mark: str = ""
-    bare: bool = False  # calls also come without marks, as the whole answer
+    bare: str = ""  # what the answer begins with where calls come without marks
     begin: str = ""
     call_begin: str = ""
     key: str = "arguments"
@@ -81,10 +81,10 @@ CallFormat = JsonFormat | PythonFormat
 HERMES = JsonFormat(
     "<tool_call>", "</tool_call>", call_begin="<tool_call>\n", call_end="\n</tool_call>", between="\n"
 )  # fmt: skip
-LLAMA3 = JsonFormat("<|python_tag|>", bare=True, key="parameters", between="; ")
+LLAMA3 = JsonFormat("<|python_tag|>", bare="{", key="parameters", between="; ")
 MISTRAL = JsonFormat("[TOOL_CALLS]", begin="[TOOL_CALLS] [", between=", ", end="]", short_ids=True)
 PYTHONIC = PythonFormat()
-JSON_LIST = JsonFormat("<|python_tag|>", bare=True, begin="[", key="parameters", between=", ", end="]")
+JSON_LIST = JsonFormat("<|python_tag|>", bare="[", begin="[", key="parameters", between=", ", end="]")
 
 FORMATS: dict[str, CallFormat] = {
     "hermes": HERMES,
