@@ -43,7 +43,7 @@ class Form:
     kind: str
     value: Any
     param: str
-    whitespace: str = WHITESPACE  # a pattern; "" allows none
+    whitespace: str | None = WHITESPACE  # a pattern; "" allows none; None: a blank after each comma and colon
 
 
 def form_of(request: SamplingFields) -> Form | None:

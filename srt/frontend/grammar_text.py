@@ -60,12 +60,14 @@ class GrammarTexts:
         return self._special_in is not None and self._special_in.match(text) is not None
 
 
-def with_whitespace(schema: Any, whitespace: str) -> Any:
+def with_whitespace(schema: Any, whitespace: str | None) -> Any:
     """The schema in enforceable keywords, with the library's options in it."""
     schema = rewrite(schema)
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     options: dict[str, Any] = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+    if whitespace is None:
+        options |= {"item_separator": ", ", "key_separator": ": "}
     return {**schema, "x-guidance": options}
 
 
@@ -84,7 +86,7 @@ def _quoted(text: str) -> str:
 class _StructuralTag:
     """Free text with structured parts in it, in SGLang's older form and in xgrammar's."""
 
-    def __init__(self, texts: GrammarTexts, whitespace: str) -> None:
+    def __init__(self, texts: GrammarTexts, whitespace: str | None) -> None:
         self._texts = texts
         self._whitespace = whitespace
         self._rules: list[str] = []

@@ -217,6 +217,19 @@ def test_strict_calls_in_python_are_refused():
         constraint(None, ToolUse((), FUNCTIONS), form)
 
 
+def test_arguments_are_written_as_templates_write_them(door):
+    """So that a call that comes back is the text that was sampled."""
+    form = FORMATS["hermes"]
+    arguments = {"city": "Oslo", "unit": "c"}
+    for tools in (ToolUse((), FUNCTIONS, forced=True), ToolUse((), FUNCTIONS)):
+        wanted = constraint(None, tools, answer_format(form))
+        assert door.takes(wanted, form.write([("get_weather", json.dumps(arguments))]))
+        assert door.takes(wanted, form.write([("any", json.dumps({"a": True, "b": False}))]))
+        for separators, indent in (((",", ":"), None), ((", ", ": "), 1)):
+            text = json.dumps(arguments, separators=separators, indent=indent)
+            assert not door.takes(wanted, form.write([("get_weather", text)]))
+
+
 def test_schemas_do_not_mix(door):
     """Two functions may define the same name differently."""
     schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}, "required": ["x"]}

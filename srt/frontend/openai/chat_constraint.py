@@ -14,9 +14,6 @@ from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.reasoning import begins_inside
 from srt.frontend.parsing.tool_calls import CallFormat, JsonFormat
 
-ONE_BLANK = "[ ]"
-"""White space in arguments: what chat templates write, so that the calls of past turns are found in the cache."""
-
 _JSON_OBJECT = {"type": "json_schema", "json_schema": {"type": "object"}}
 _LINE_ENDS = {"type": "regex", "pattern": r"\n{0,2}"}
 _SHAPES = ("patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "unevaluatedProperties")
@@ -141,7 +138,8 @@ def _format_of(form: Form) -> dict[str, Any]:
     )
 
 
-def _tag(value: dict[str, Any], param: str, whitespace: str = ONE_BLANK) -> Form:
+def _tag(value: dict[str, Any], param: str, whitespace: str | None = None) -> Form:
+    """White space is what chat templates write, so that the calls of past turns are found in the cache."""
     return Form("structural_tag", {"type": "structural_tag", "format": value}, param, whitespace)
 
 
