@@ -32,10 +32,10 @@ Piece = Reasoning | Content | CallStart | Arguments
 
 def tail_that_may_become(text: str, marker: str) -> int:
     """Where the longest tail of `text` starts that is the beginning, but not the whole, of `marker`."""
-    for start in range(max(0, len(text) - len(marker) + 1), len(text)):
-        if marker.startswith(text[start:]):
-            return start
-    return len(text)
+    start = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while start >= 0 and not marker.startswith(text[start:]):
+        start = text.find(marker[0], start + 1)
+    return len(text) if start < 0 else start
 
 
 class ContentGate:
