@@ -197,8 +197,10 @@ def test_other_constraints_begin_after_the_reasoning(door, asked):
     assert door.takes(wanted, "</think>a")
     assert not door.takes(wanted, "ab")
     assert not door.takes(wanted, "hm</think>c")
+    ebnf = Form("ebnf", 'root ::= "a"', "ebnf")
     with pytest.raises(RequestError, match="goes neither"):
-        constraint(Form("ebnf", 'root ::= "a"', "ebnf"), ToolUse(), form)
+        constraint(ebnf, ToolUse(), form)
+    assert constraint(ebnf, ToolUse(), answer_format(None, "no thoughts")) is ebnf
 
 
 def test_what_is_not_asked_for_costs_nothing():

@@ -114,15 +114,27 @@ def _arguments(function: Function) -> dict[str, Any]:
 def _after_reasoning(form: Form, answer: AnswerFormat) -> Form:
     """The same for an answer that may think first, and that must where the prompt has begun to."""
     marks = answer.reasoning
-    if answer.prompt.rstrip().endswith(marks.end):
+    must = begins_inside(marks, answer.prompt)
+    if answer.prompt.rstrip().endswith(marks.end) or not (must or _is_part(form)):
         return form
     rest = _sequence({"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marks.end}, _LINE_ENDS)
-    if not begins_inside(marks, answer.prompt):
+    if not must:
         rest = _either(_literal(""), _sequence(_literal(marks.begin), rest))
     return _tag(_sequence(rest, _format_of(form)), form.param, form.whitespace)
 
 
+def _is_part(form: Form) -> bool:
+    """Whether more can be put around it."""
+    return form.kind != "ebnf" and (form.kind != "structural_tag" or isinstance(form.value.get("format"), dict))
+
+
 def _format_of(form: Form) -> dict[str, Any]:
+    if not _is_part(form):
+        raise RequestError(
+            f"`{form.param}` goes neither with tools nor with reasoning; use a JSON schema, a regex, or a structural "
+            "tag with `format`.",
+            param=form.param.partition(".")[0],
+        )
     match form.kind:
         case "json_schema":
             return {"type": "json_schema", "json_schema": form.value}
@@ -130,12 +142,9 @@ def _format_of(form: Form) -> dict[str, Any]:
             return {"type": "regex", "pattern": form.value}
         case "choice":
             return _either(*map(_literal, form.value))
-        case "structural_tag" if isinstance(form.value.get("format"), dict):
+        case "structural_tag":
             return form.value["format"]
-    raise RequestError(
-        f"`{form.param}` goes neither with tools nor with reasoning on this server; use a JSON schema or a regex.",
-        param=form.param.partition(".")[0],
-    )
+    raise AssertionError(form.kind)
 
 
 def _tag(value: dict[str, Any], param: str, whitespace: str | None = None) -> Form:
