@@ -157,15 +157,27 @@ class _StructuralTag:
         tail = f" {self._texts.literal(end)}" if end else ""
         return self._rule(f"{head}{self._format(content)}{tail}")
 
-    def _text_until(self, end: str) -> str:
+    def _text_until(self, end: str, text: str = "TEXT") -> str:
         if not end:
-            return "TEXT"
+            return text
         if self._texts.starts_special(end):
-            return f"TEXT {self._texts.literal(end)}"
-        return self._rule(f"TEXT {_quoted(end)}", lazy=True)
+            return f"{text} {self._texts.literal(end)}"
+        return self._rule(f"{text} {_quoted(end)}", lazy=True)
+
+    def _text_without(self, excluded: Any) -> str:
+        """A terminal: any text that has none of these in it."""
+        if not excluded:
+            return "TEXT"
+        if not isinstance(excluded, list) or not all(isinstance(text, str) and text for text in excluded):
+            raise GrammarError("`excludes` must be a list of texts")
+        name = f"TEXT_{next(self._numbers)}"
+        patterns = [f"~/(.|\\n)*{_slashed(re.escape(text))}(.|\\n)*/" for text in excluded]
+        self._rules.append(f"{name}: {' & '.join([ANY_TEXT, *patterns])}")
+        return name
 
     def _triggered(self, value: dict[str, Any]) -> str:
-        _only(value, "type", "triggers", "tags", "at_least_one", "stop_after_first")
+        _only(value, "type", "triggers", "tags", "at_least_one", "stop_after_first", "excludes")
+        text = self._text_without(value.get("excludes"))
         tags, choices = _list(value, "tags"), []
         left = list(tags)
         for trigger in _list(value, "triggers"):
@@ -175,13 +187,13 @@ class _StructuralTag:
             left = [tag for tag in left if tag not in mine]
             if mine:
                 bodies = " | ".join(self._tag(tag, trigger) for tag in mine)
-                choices.append(self._rule(f"{self._text_until(trigger)} ({bodies})"))
+                choices.append(self._rule(f"{self._text_until(trigger, text)} ({bodies})"))
         if left or not choices:
             raise GrammarError("every tag must begin with one of the triggers")
         any_tag = "(" + " | ".join(choices) + ")"
         if value.get("stop_after_first"):
-            return self._rule(any_tag if value.get("at_least_one") else f"{any_tag} | TEXT")
-        return self._rule(f"{any_tag}{'+' if value.get('at_least_one') else '*'} TEXT")
+            return self._rule(any_tag if value.get("at_least_one") else f"{any_tag} | {text}")
+        return self._rule(f"{any_tag}{'+' if value.get('at_least_one') else '*'} {text}")
 
     def _separated(self, value: dict[str, Any]) -> str:
         _only(value, "type", "tags", "separator", "at_least_one", "stop_after_first")

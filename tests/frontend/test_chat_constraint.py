@@ -219,6 +219,19 @@ def test_strict_calls_in_python_are_refused():
         constraint(None, ToolUse((), FUNCTIONS), form)
 
 
+@pytest.mark.parametrize("prompt", ["no thoughts", "<think>\n"])
+def test_thoughts_may_speak_of_calls(door, prompt):
+    form, write = answer_format(FORMATS["hermes"], prompt), FORMATS["hermes"].write
+    wanted = constraint(None, ToolUse((), FUNCTIONS), form)
+    begin = "<think>\n" if prompt == "no thoughts" else ""
+    call = write([("ping", "{}")])
+    assert door.takes(wanted, begin + f"a {form.calls.mark} no</think>\n\nHello")
+    assert door.takes(wanted, begin + f"a {call}</think>\n\nSee: {call}")
+    assert not door.takes(wanted, begin + f"a</think>\n\n{form.calls.mark} no")
+    assert not door.takes(wanted, begin + "a")
+    assert door.takes(wanted, "Hello " + call) == (prompt == "no thoughts")
+
+
 def test_arguments_are_written_as_templates_write_them(door):
     """So that a call that comes back is the text that was sampled."""
     form = FORMATS["hermes"]

@@ -45,7 +45,8 @@ def _with_calls(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> For
         # Without its mark a call would begin as other JSON does.
         marked = _sequence(_literal(calls.mark if calls.bare else ""), _calls(calls, tools))
         return _tag(_either(_format_of(asked), marked), asked.param, asked.whitespace)
-    return _tag(_calls_in_text(calls, tools), "tools")
+    thoughts = answer.reasoning
+    return _tag(_calls_in_text(calls, tools, [thoughts.begin] if thoughts is not None else []), "tools")
 
 
 def _is_marked(calls: CallFormat) -> bool:
@@ -68,8 +69,12 @@ def _row_of_calls(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
     }
 
 
-def _calls_in_text(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
-    """Anything, but what begins as a call goes on as one."""
+def _calls_in_text(form: JsonFormat, tools: ToolUse, excludes: list[str]) -> dict[str, Any]:
+    """Anything, but what begins as a call goes on as one.
+
+    The text may not have the mark that opens reasoning: or else reasoning would be such text, and no place to speak of
+    calls.
+    """
     if form.bare:
         other = rf"(\s*[^\s\{form.bare}](.|\n)*)?"
         return _either({"type": "regex", "pattern": other}, _calls(form, tools))
@@ -81,6 +86,7 @@ def _calls_in_text(form: JsonFormat, tools: ToolUse) -> dict[str, Any]:
         "triggers": [form.mark],
         "tags": tags,
         "stop_after_first": bool(form.begin) or tools.max_calls == 1,
+        "excludes": excludes,
     }
 
 
