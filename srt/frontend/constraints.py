@@ -44,6 +44,7 @@ class Form:
     value: Any
     param: str
     whitespace: str | None = WHITESPACE  # a pattern; "" allows none; None: a blank after each comma and colon
+    starts_after: int = -1  # the first token of this id is the last one that is free; -1: none is free
 
 
 def form_of(request: SamplingFields) -> Form | None:
@@ -184,8 +185,8 @@ class Constraints:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._slow_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def grammar(self, form: Form | None, *, starts_after: int = -1) -> Grammar | None:
-        """RequestError for what cannot be enforced; it says why. Before the token `starts_after` all is free."""
+    async def grammar(self, form: Form | None) -> Grammar | None:
+        """RequestError for what cannot be enforced; it says why."""
         if form is None:
             return None
         try:
@@ -205,7 +206,7 @@ class Constraints:
                 self._checked.popitem(last=False)
         else:
             self._checked.move_to_end(key)
-        return msgspec.structs.replace(grammar, starts_after=starts_after)
+        return msgspec.structs.replace(grammar, starts_after=form.starts_after)
 
     async def _checked_now(self, form: Form) -> Grammar:
         run = asyncio.get_running_loop().run_in_executor

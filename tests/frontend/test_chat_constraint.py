@@ -203,6 +203,20 @@ def test_other_constraints_begin_after_the_reasoning(door, asked):
     assert constraint(ebnf, ToolUse(), answer_format(None, "no thoughts")) is ebnf
 
 
+def test_a_constraint_begins_after_the_token_that_ends_the_reasoning(door):
+    form, ebnf = answer_format(FORMATS["hermes"], "<think>\n"), Form("ebnf", 'root ::= "a"', "ebnf")
+    assert constraint(ebnf, ToolUse(), form, 7) == dataclasses.replace(ebnf, starts_after=7)
+    wanted = constraint(None, ToolUse((), FUNCTIONS, forced=True), form, 7)
+    assert wanted.starts_after == 7
+    call = FORMATS["hermes"].write([("ping", "{}")])
+    assert door.takes(wanted, "\n\n" + call)
+    assert door.takes(wanted, call)
+    assert not door.takes(wanted, "hm</think>" + call)
+    for prompt in ("no thoughts", "<think>\n\n</think>\n\n"):
+        asked = Form("json_schema", {}, "x")
+        assert constraint(asked, ToolUse(), answer_format(None, prompt), 7).starts_after == -1
+
+
 def test_what_is_not_asked_for_costs_nothing():
     plain = answer_format(FORMATS["hermes"])
     loose = tuple(dataclasses.replace(function, strict=False) for function in FUNCTIONS)

@@ -40,6 +40,9 @@ THINKING = """\
 MARKED = """\
 {%- for message in messages %}{{ message.content }}{% endfor %}{% if tools %}[AVAILABLE_TOOLS]{% endif %}
 {%- if calls %}[TOOL_CALLS]{% endif %}"""
+OPENED = """\
+{%- if tools %}<tool_call> arguments {% endif %}{% for message in messages %}{{ message.content }}{% endfor %}[THINK]
+{#- [/THINK] #}"""
 UNKNOWN = "{% if tools %}{{ tools }}{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -50,6 +53,7 @@ def servers(tmp_path_factory):
         "plain": Server(tmp_path_factory.mktemp("a")),
         "thinking": Server(tmp_path_factory.mktemp("b"), template=THINKING),
         "marked": Server(tmp_path_factory.mktemp("c"), template=MARKED, specials=("[TOOL_CALLS]",)),
+        "opened": Server(tmp_path_factory.mktemp("f"), template=OPENED, specials=("[THINK]", "[/THINK]")),
         "bare": Server(tmp_path_factory.mktemp("e"), template=UNKNOWN, tool_call_parser="llama3"),
         "unknown": Server(tmp_path_factory.mktemp("d"), template=UNKNOWN),
     }
@@ -218,6 +222,20 @@ def test_reasoning_fields(servers):
     assert [delta for delta in deltas if "reasoning_content" in delta] == [{"reasoning_content": "one two three"}]
     server.ok(CHAT, {"messages": HI, "max_tokens": 1, "chat_template_kwargs": {"enable_thinking": False}})
     assert prompt_of(server).endswith("<think>\n\n</think>\n\n")
+
+
+def test_reasoning_in_special_tokens_that_the_prompt_begins(servers):
+    server = servers["opened"]
+    end = server.tokenizer.token_id("[/THINK]")
+    message, reason, usage = answers(server, f"hm\n[/THINK]\n{CALL}", tools=TOOLS, tool_choice="required")
+    assert (message["reasoning_content"], message["content"], reason) == ("hm", None, "tool_calls")
+    assert calls_of(message) == [("get_weather", ARGUMENTS)]
+    assert usage["reasoning_tokens"] == len("hm\n") + 1
+    assert server.engine.received[-1].grammar.starts_after == end
+    body = {"messages": HI, "max_tokens": 99, "response_format": {"type": "json_object"}}
+    server.engine.says = ids_of(server, 'hm[/THINK]{"a": 1}')
+    assert server.ok(CHAT, body)["choices"][0]["message"]["content"] == '{"a": 1}'
+    assert server.engine.received[-1].grammar.starts_after == end
 
 
 def test_logprobs_of_every_token_come_along(servers):

@@ -38,7 +38,9 @@ class Chat:
         spec, priority = self._sampling(body), check_priority(body.priority)
         chat = await self._chat(body, tools, services.owner(request))
         answer = self._answer(body, tools, chat)
-        form = constraint(form_of(body), tools, answer)
+        marks = answer.reasoning
+        end_token = None if marks is None else services.words.tokenizer.token_id(marks.end)
+        form = constraint(form_of(body), tools, answer, end_token)
         answer = dataclasses.replace(answer, constrained=form is not None)
         spec = dataclasses.replace(spec, fields={**spec.fields, **self._changed_fields(spec, tools, answer)})
         grammar = await services.constraints.grammar(form)
@@ -62,10 +64,10 @@ class Chat:
         )
 
     def _changed_fields(self, spec: SamplingSpec, tools: ToolUse, answer: AnswerFormat) -> dict[str, Any]:
-        """What the tools do to how the answer is sampled and shown."""
+        """What tools and reasoning do to how the answer is sampled and shown."""
         words, calls = self._services.words, self._services.formats.calls
         changed: dict[str, Any] = {}
-        if answer.calls is not None and any(map(words.is_special, answer.calls.marks)):
+        if any(map(words.is_special, answer.marks)):
             changed["skip_special_tokens"] = False
         if tools.forced:  # a stop would leave arguments that are no JSON
             changed |= {"stop": (), "stop_token_ids": ()}

@@ -5,6 +5,7 @@ It is said as a structural tag: free text, literals and JSON schemas in a row, e
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from srt.frontend.constraints import Form
@@ -20,12 +21,12 @@ _SHAPES = ("patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "$ref", 
 """Keywords by which an object may have more members than its `properties`."""
 
 
-def constraint(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> Form | None:
-    """RequestError for what excludes each other or cannot be enforced."""
+def constraint(asked: Form | None, tools: ToolUse, answer: AnswerFormat, end_token: int | None = None) -> Form | None:
+    """RequestError for what excludes each other or cannot be enforced. `end_token` is the mark that ends reasoning."""
     form = _with_calls(asked, tools, answer)
     if form is None or answer.reasoning is None:
         return form
-    return _after_reasoning(form, answer)
+    return _after_reasoning(form, answer, end_token)
 
 
 def _with_calls(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> Form | None:
@@ -117,12 +118,16 @@ def _arguments(function: Function) -> dict[str, Any]:
     return schema
 
 
-def _after_reasoning(form: Form, answer: AnswerFormat) -> Form:
+def _after_reasoning(form: Form, answer: AnswerFormat, end_token: int | None) -> Form:
     """The same for an answer that may think first, and that must where the prompt has begun to."""
     marks = answer.reasoning
     must = begins_inside(marks, answer.prompt)
     if answer.prompt.rstrip().endswith(marks.end) or not (must or _is_part(form)):
         return form
+    if must and end_token is not None:
+        if _is_part(form):
+            form = _tag(_sequence(_LINE_ENDS, _format_of(form)), form.param, form.whitespace)
+        return dataclasses.replace(form, starts_after=end_token)
     rest = _sequence({"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marks.end}, _LINE_ENDS)
     if not must:
         rest = _either(_literal(""), _sequence(_literal(marks.begin), rest))

@@ -29,6 +29,14 @@ class AnswerFormat:
         """All is content as it is."""
         return self.calls is None and (self.reasoning is None or not self.separate_reasoning)
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What the parser must see in the text."""
+        marks = () if self.calls is None else self.calls.marks
+        if self.reasoning is not None and self.separate_reasoning:
+            marks += self.reasoning.begin, self.reasoning.end
+        return marks
+
     def parser(self) -> AnswerParser:
         return AnswerParser(self)
 
