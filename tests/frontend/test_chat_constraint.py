@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from frontend_harness import EOS, byte_tokenizer
 
-from srt.constrained.backend import Vocabulary
 from srt.constrained.llguidance_backend import LLGuidance
 from srt.frontend.constraints import Form
 from srt.frontend.errors import RequestError
@@ -56,10 +55,9 @@ THOUGHTS = {"": "", "no thoughts": "<think>hm {</think>", "<think>\n": "hm\n</th
 class Door:
     def __init__(self, folder):
         self.tokenizer = byte_tokenizer(folder, ["[TOOL_CALLS]", "<|python_tag|>"])
-        table = self.tokenizer.token_bytes
-        vocabulary = Vocabulary(table.table, table.is_special, (EOS,), self.tokenizer.literal_encoder())
+        vocabulary = self.tokenizer.vocabulary((EOS,))
         self.check, self.backend = GrammarCheck(vocabulary), LLGuidance(vocabulary)
-        self.size = len(table.table)
+        self.size = self.tokenizer.vocab_size
 
     def grammar(self, form):
         return self.backend.compile(self.check(form).text)
