@@ -55,7 +55,7 @@ def test_digests_do_not_depend_on_hash_seeds(tmp_path):
     outputs = [child.communicate(timeout=120)[0] for child in children]
     assert [child.returncode for child in children] == [0] * 4
     chains = [json.loads(output) for output in outputs]
-    assert all(len(chain) > 50 and len(set(chain)) == len(chain) for chain in chains[0])
+    assert all(len(chain) > 10 and len(set(chain)) == len(chain) for chain in chains[0])
     assert chains == [chains[0]] * 4
 
 
