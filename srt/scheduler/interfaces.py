@@ -35,7 +35,7 @@ class Intake(Protocol):
     """Where inboxes come from: the leader's socket, or its broadcast."""
 
     def next(self, wait: bool) -> Inbox:
-        """The next inbox, perhaps an empty one; with `wait` not before there is something to hear."""
+        """The next inbox, perhaps an empty one; with `wait` not before there is something to hear, or a second later."""
 
 
 class Outlet(Protocol):

@@ -66,7 +66,7 @@ class Scheduler:
     def run(self) -> None:
         prev: Launched | None = None  # launched, its tokens not yet in the ledger
         while not self.stopped:
-            idle = prev is None and len(self._requests) == len(self._unready) and not self._flushes
+            idle = prev is None and len(self._requests) == len(self._unready)
             inbox = self._intake.next(wait=idle and not self._outlet.holds)
             self._admit(inbox)
             plan = self._planner.next_batch()

@@ -189,6 +189,15 @@ def test_flush_just_after_the_answer_is_served(overlap, timeout_s):
     assert simulation.ledger.cached_tokens == 0
 
 
+def test_a_flush_behind_a_grammar_keeps_nobody_awake():
+    script = {1: [request(1, [5, 6], 4, grammar="1000"), FlushCache(7, 0.03), FlushCache(8, 9.0)]}
+    simulation, answers = replies(Setting(), script)
+    assert answers == [(7, False), (8, True)]
+    first_launch = next(step for step, plan in enumerate(simulation.consensus.plans) if plan)
+    assert first_launch > 3
+    assert all(simulation.intake.waits[:first_launch])
+
+
 def test_several_flushes_are_each_answered_once():
     script = {1: [FlushCache(1), FlushCache(2, 1.0)], 2: [FlushCache(3)]}
     assert sorted(replies(Setting(), script)[1]) == [(1, True), (2, True), (3, True)]

@@ -369,6 +369,7 @@ class ScriptedIntake:
         self.later: list[Any] = []
         self.number = 0
         self.idle_waits = 0
+        self.waits: list[bool] = []  # step by step
         self.stop: Callable[[], None] = lambda: None
         self._script = {step: list(items) for step, items in script.items() if items}
         self._max_steps = max_steps
@@ -380,6 +381,7 @@ class ScriptedIntake:
 
     def next(self, wait: bool) -> Inbox:
         self.number += 1
+        self.waits.append(wait)
         self._time += 1
         assert self.number <= self._max_steps, f"not done after {self._max_steps} steps"
         self._announce()
