@@ -53,7 +53,7 @@ def assemble(
     planner = Planner(ledger, waiting, settings.token_budget, settings.num_rows)
     output = Output(settings.token_bytes, settings.is_special)
     observer = BoardObserver(record, planner, output, ledger, page_log)
-    observer.step()
+    observer.step(())
     return Scheduler(
         ledger=ledger,
         planner=planner,

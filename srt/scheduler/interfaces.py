@@ -5,12 +5,14 @@ Each Protocol has a fake in `tests/shared/`, so that scheduler and ledger are te
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from radix import PageObserver
 from srt.board import Decision
 from srt.messages import FlushReply, Grammar, Inbox, TokenBatch
 from srt.scheduler.planner import Plan
+from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import Accepted, ScheduleBatch, StepResult, TokenMasks
 
 
@@ -35,7 +37,7 @@ class Intake(Protocol):
     """Where inboxes come from: the leader's socket, or its broadcast."""
 
     def next(self, wait: bool) -> Inbox:
-        """The next inbox, perhaps an empty one; with `wait` not before there is something to hear, or a second later."""
+        """The next inbox, perhaps an empty one; with `wait` once there is something to hear, or a second has passed."""
 
 
 class Outlet(Protocol):
@@ -95,6 +97,7 @@ class Consensus(Protocol):
 
 
 class Observer(Protocol):
-    """Shows how the ledger stands after a step."""
+    """Shows how the ledger stands after a step, and who waits."""
 
-    def step(self) -> None: ...
+    def step(self, unready: Collection[Request]) -> None:
+        """`unready` wait for their grammars, and so are not in the queue yet."""

@@ -3,10 +3,13 @@ the log of cached pages, where there is one, know that a step is over."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from radix import Ledger
 from srt.scheduler.interfaces import PageLog, Record
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
+from srt.scheduler.request import Request
 
 
 class BoardObserver:
@@ -19,12 +22,12 @@ class BoardObserver:
         self._ledger = ledger
         self._page_log = page_log
 
-    def step(self) -> None:
+    def step(self, unready: Collection[Request]) -> None:
         planner, output, ledger = self._planner, self._output, self._ledger
         self._record.gauges(
             running=len(planner.running),
-            waiting=len(planner.waiting),
-            waiting_tokens=planner.waiting.num_tokens,
+            waiting=len(planner.waiting) + len(unready),
+            waiting_tokens=planner.waiting.num_tokens + sum(request.length for request in unready),
             pool_total=ledger.capacity,
             pool_free=ledger.free_tokens,
             pool_cached=ledger.cached_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -10,6 +11,7 @@ from shared.simulation import Setting, Simulation, reference, request
 
 from srt.messages import AbortRequest, Finish, FlushCache, FlushReply
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
+from srt.scheduler.observer import BoardObserver
 from srt.transport import Sender
 
 both = pytest.mark.parametrize("overlap", [True, False])
@@ -54,6 +56,16 @@ def test_grammars_see_each_token_before_the_next_is_masked():
     simulation = Simulation(Setting(), script).run()
     simulation.check()
     assert simulation.grammars.dropped == {1}
+
+
+def test_who_waits_for_a_grammar_is_shown_as_waiting():
+    simulation = Simulation(Setting(), {1: [request(1, [5, 6, 7], 4, grammar="1000"), request(2, [5], 4)]})
+    shown = []
+    record = SimpleNamespace(gauges=lambda **values: shown.append((values["waiting"], values["waiting_tokens"])))
+    simulation.scheduler._observer = BoardObserver(record, simulation.planner, simulation.output, simulation.ledger)
+    simulation.run().check()
+    assert shown[0] == (1, 3)
+    assert shown[-1] == (0, 0)
 
 
 def test_a_grammar_that_can_only_end_ends_its_request():

@@ -258,7 +258,7 @@ def test_nobody_is_admitted_in_the_step_of_a_retraction(nothing_reserved, monkey
     script = {1: [request(1, [1] * 8, 22), request(2, [2] * 4, 22)], 2: [request(3, [1] * 8 + [9], 1, priority=1)]}
     simulation = Simulation(setting, script)
     retractions = []
-    simulation.observer.step = lambda: retractions.append(simulation.planner.retractions)
+    simulation.observer.step = lambda unready: retractions.append(simulation.planner.retractions)
     simulation.run().check()
     at = retractions.index(1)
     plans = simulation.consensus.plans

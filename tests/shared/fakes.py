@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from srt.messages import (
     unpack_ids,
 )
 from srt.scheduler.planner import Plan, Planner
+from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import Accepted, OpenedRow, ScheduleBatch, StepResult, TokenMasks
 
 MODULUS = 2**61 - 1
@@ -417,7 +418,7 @@ class RecordingObserver:
         self._planner = planner
         self._ledger = ledger
 
-    def step(self) -> None:
+    def step(self, unready: Collection[Request]) -> None:
         self.running.append(len(self._planner.running))
         self.waiting.append(len(self._planner.waiting))
         self.held.append(self._ledger.held_tokens + self._ledger.locked_tokens)
