@@ -253,7 +253,7 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
             [engine.endpoints for engine in engines],
             [engine.board for engine in engines],
             infos,
-            make_balancer(config.load_balance_method, pools, config.page_size),
+            make_balancer(config.load_balance_method, pools, config.page_size, not config.disable_radix_cache),
             owner.listener,
         )
         nodes.serving(owner.ready(frontend))

@@ -35,11 +35,13 @@ class Assigned:
     cost: int  # that it adds to its engine's load
 
 
-def make_balancer(method: str, pool_tokens: Sequence[int], page_size: int) -> RoundRobin | CacheAware:
+def make_balancer(
+    method: str, pool_tokens: Sequence[int], page_size: int, cache_enabled: bool = True
+) -> RoundRobin | CacheAware:
     """For as many engines as there are pools."""
     if method == "round_robin" or len(pool_tokens) == 1:
         return RoundRobin(len(pool_tokens))
-    return CacheAware(pool_tokens, page_size)
+    return CacheAware(pool_tokens, page_size, cache_enabled)
 
 
 class RoundRobin:
@@ -73,9 +75,9 @@ class CacheAware:
     as have to be evicted for it, which somebody may want again. Of equals the one with the fewest cached tokens.
     """
 
-    def __init__(self, pool_tokens: Sequence[int], page_size: int) -> None:
-        """Tokens that each engine's cache holds."""
-        self._engines = [_Engine(tokens, page_size) for tokens in pool_tokens]
+    def __init__(self, pool_tokens: Sequence[int], page_size: int, cache_enabled: bool = True) -> None:
+        """Tokens that each engine's cache holds. Where none is kept requests are shared out by load alone."""
+        self._engines = [_Engine(tokens, page_size, cache_enabled) for tokens in pool_tokens]
 
     def assign(self, namespace: bytes, ids: bytes) -> Assigned:
         costs = [(engine.cost(namespace, ids), engine.cache.cached_tokens) for engine in self._engines]
@@ -97,11 +99,12 @@ class CacheAware:
 class _Engine:
     """What one engine is thought to have cached, and what it has to do, in tokens of prompt."""
 
-    def __init__(self, pool_tokens: int, page_size: int) -> None:
+    def __init__(self, pool_tokens: int, page_size: int, cache_enabled: bool) -> None:
         self.cache = RadixCache(page_size)
         self.load = 0
         self._pool_tokens = pool_tokens
         self._page_size = page_size
+        self._cache_enabled = cache_enabled
 
     def cost(self, namespace: bytes, ids: bytes) -> int:
         new = len(ids) // TOKEN_BYTES - self.cache.match(namespace, ids).length
@@ -129,6 +132,8 @@ class _Engine:
 
     def _index(self, assigned: Assigned) -> None:
         """Enters what is known of its tokens by now; the oldest others go where the engine's own would."""
+        if not self._cache_enabled:
+            return
         start = assigned.indexed
         end = len(assigned.tokens) // TOKEN_BYTES // self._page_size * self._page_size
         if end > start:

@@ -78,6 +78,18 @@ def test_requests_without_a_common_prefix_are_spread_by_load():
     assert [balancer.assign(b"", prompt(100 + seed, 100)).engine for seed in range(10)] == [2] * 10
 
 
+def test_engines_that_keep_no_cache_are_chosen_by_load():
+    balancer = make_balancer("cache_aware", [100_000] * 2, 1, cache_enabled=False)
+    head = prompt(1, 1000)
+    running = [balancer.assign(b"", head + prompt(seed, 10)) for seed in range(2, 8)]
+    assert [assignment.engine for assignment in running] == [0, 1] * 3
+    for assignment in running:
+        balancer.heard(assignment, ids(1))
+        balancer.ended(assignment)
+    balancer.flushed(0)
+    assert balancer.assign(b"", head).engine == 0
+
+
 def test_a_long_queue_outweighs_a_short_prefix():
     balancer = CacheAware([1_000_000] * 2, 1)
     head = prompt(1, 1000)
