@@ -62,6 +62,8 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
         end_at_once_when_stopped()
     if spec.config.ranks_per_host > 1:
         _share_cores(spec.config)
+    if spec.config.device == "cuda":
+        _take_gpu(spec.local_rank)
     ranks = _meet(spec) if board.num_ranks > 1 else None
     try:
         if spec.config.nnodes > 1:
@@ -87,16 +89,19 @@ def _share_cores(config: ServerConfig) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for compiled code that brings an OpenMP of its own
 
 
-def _meet(spec: ChildSpec) -> Ranks:
-    """Joins the other ranks; ConfigError if one of them would not compute the same."""
+def _take_gpu(index: int) -> None:
+    """NCCL, Triton and whatever else is not told a device work on the current one."""
     import torch
 
+    torch.cuda.set_device(index)
+
+
+def _meet(spec: ChildSpec) -> Ranks:
+    """Joins the other ranks; ConfigError if one of them would not compute the same."""
     from srt.parallel import Ranks, check_alike, fingerprint
     from srt.rendezvous import meet_at_node_0, meet_on_host
 
     config = spec.config
-    if config.device == "cuda":
-        torch.cuda.set_device(spec.local_rank)
     backend = "nccl" if config.device == "cuda" else "gloo"
     if config.nnodes > 1:
         store = meet_at_node_0(config, spec.rank)
