@@ -174,7 +174,7 @@ class ServerConfig:
                 "reach, and a free port there"
             )
         if self.kv_events is not None:
-            _check_kv_events(self.kv_events, self.page_size)
+            _check_kv_events(self.kv_events, self.page_size, self.dp_size)
 
     @property
     def kv_events(self) -> KvEventsConfig | None:
@@ -236,7 +236,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_kv_events(config: KvEventsConfig, page_size: int | None) -> None:
+def _check_kv_events(config: KvEventsConfig, page_size: int | None, dp_size: int) -> None:
     if page_size is not None and page_size < LEAST_BLOCK:
         raise ConfigError(
             f"--kv-events-config needs --page-size {LEAST_BLOCK} or more, not {page_size}: an event for every few "
@@ -248,6 +248,23 @@ def _check_kv_events(config: KvEventsConfig, page_size: int | None) -> None:
     for endpoint in filter(None, (config.endpoint, config.replay_endpoint)):
         if not _ENDPOINT.fullmatch(endpoint):
             raise ConfigError(f"--kv-events-config: {endpoint} is no address; take tcp://*:PORT or ipc://PATH")
+    addresses = [config.endpoint_of(rank) for rank in range(dp_size)]
+    if config.replay_endpoint is not None:
+        addresses += [config.replay_endpoint_of(rank) for rank in range(dp_size)]
+    places = [_place_of(address) for address in addresses]
+    for place, address in zip(places, addresses, strict=True):
+        if place.isdecimal() and int(place) > 65535:
+            raise ConfigError(f"--kv-events-config: {address} has a port above 65535; take a lower one")
+        if config.binds and places.count(place) > 1:
+            raise ConfigError(
+                f"--kv-events-config: {address} would be taken twice, since each of {dp_size} engines takes the port "
+                "behind the last one's; set endpoint and replay_endpoint that far apart"
+            )
+
+
+def _place_of(address: str) -> str:
+    """What only one socket of a host can have: a port, or a path."""
+    return address.rpartition(":")[2]
 
 
 def flag_name(field_name: str) -> str:

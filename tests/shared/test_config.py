@@ -190,6 +190,21 @@ def test_kv_events_that_cannot_be_are_refused(text, words):
     assert "--kv-events-config" in str(caught.value)
 
 
+def test_kv_events_of_engines_need_ports_of_their_own():
+    def config(replay: int, dp_size: int, endpoint: str = "tcp://*:5557") -> ServerConfig:
+        text = f'{{"endpoint": "{endpoint}", "replay_endpoint": "tcp://*:{replay}"}}'
+        return parse_args(["--kv-events-config", text, "--dp-size", str(dp_size)])
+
+    config(5558, 1)
+    config(5559, 2)
+    config(5557, 2, "tcp://elsewhere:5557")  # which is not bound here
+    for replay, dp_size, place in ((5558, 2, 5558), (5557, 1, 5557), (5560, 4, 5560), (5554, 4, 5557)):
+        with pytest.raises(ConfigError, match=rf"--kv-events-config: tcp://\*:{place} would be taken twice"):
+            config(replay, dp_size)
+    with pytest.raises(ConfigError, match="tcp://\\*:65536 has a port above 65535"):
+        config(65535, 2)
+
+
 def test_kv_events_are_on_unless_they_are_switched_off():
     assert ServerConfig().kv_events is None
     assert ServerConfig(kv_events_config='{"enable_kv_cache_events": false}').kv_events is None
