@@ -160,12 +160,13 @@ class RankRecord:
         self._pid = os.getpid()
         self._phase = Phase.STARTING
         self._step = self._digest = 0
-        self._mirror: Callable[[int, bytes], None] | None = None
+        self._mirror: Callable[[int, bytes, bool], None] | None = None
         self._mirroring = threading.Lock()
         self._write()
 
-    def mirror(self, write: Callable[[int, bytes], None]) -> None:
-        """From now on `write` is given all that is written, and where in the record: see `Board.put`."""
+    def mirror(self, write: Callable[[int, bytes, bool], None]) -> None:
+        """From now on `write` is given where in the record something is written, what (see `Board.put`), and whether
+        more follows at once."""
         self._mirror = write
         self._write()
 
@@ -175,7 +176,7 @@ class RankRecord:
 
     def step(self, decision: Decision) -> None:
         self._phase, self._step, self._digest = Phase.RUNNING, decision.step, decision.digest
-        self._put(_RING_AT + decision.step % RING * _ENTRY, _seal(_DECISION.pack(*decision)))
+        self._put(_RING_AT + decision.step % RING * _ENTRY, _seal(_DECISION.pack(*decision)), more=True)
         self._write()
 
     def gauges(self, **values: int) -> None:
@@ -197,11 +198,11 @@ class RankRecord:
         _HEAD.pack_into(self._body, 0, self._pid, self._phase, time.monotonic(), self._step, self._digest)
         self._put(0, _seal(self._body))
 
-    def _put(self, at: int, data: bytes) -> None:
+    def _put(self, at: int, data: bytes, more: bool = False) -> None:
         self._map[self._base + at : self._base + at + len(data)] = data
         if self._mirror is not None:
             with self._mirroring:
-                self._mirror(at, data)
+                self._mirror(at, data, more)
 
 
 def decision_in(entry: bytes) -> Decision | None:

@@ -49,10 +49,10 @@ class Mirror:
         self._socket.settimeout(None)
         self._unsent = b""
 
-    def write(self, at: int, data: bytes) -> None:
-        """A rank's write to its ring is followed by one to its record's head, at 0, and travels with that."""
+    def write(self, at: int, data: bytes, more: bool) -> None:
+        """If `more` follows it travels with that."""
         self._unsent += _WRITE.pack(at, len(data)) + data
-        if at == 0:
+        if not more:
             with contextlib.suppress(OSError):
                 self._socket.sendall(self._unsent)
             self._unsent = b""

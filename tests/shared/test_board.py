@@ -88,7 +88,7 @@ def test_what_a_rank_elsewhere_writes_is_dated_when_it_comes(path, monkeypatch):
         patch.setattr(time, "monotonic", lambda: -1e9)
         record = RankRecord(there, 1)
         record.step(decision(1))  # before anybody listened
-        record.mirror(lambda at, data: writes.append((at, data)))
+        record.mirror(lambda at, data, more: writes.append((at, data)))
         record.step(decision(2))
         record.gauges(**dict.fromkeys(GAUGES, 7))
         record.fail("gone")

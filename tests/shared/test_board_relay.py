@@ -8,7 +8,7 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from shared.test_config import MODEL
@@ -41,8 +41,12 @@ async def relay(folder: str) -> AsyncIterator[tuple[Board, Meeting]]:
 
 
 async def shows(board: Board, rank: int, step: int) -> None:
+    await until(lambda: board.read(rank).step == step)
+
+
+async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE
-    while board.read(rank).step != step:
+    while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
 
@@ -66,6 +70,8 @@ def test_the_board_of_node_0_shows_ranks_elsewhere(tmp_path):
                 assert board.read(rank).recent == elsewhere.read(rank).recent
                 assert board.read(rank).pid == os.getpid()
             assert board.read(0).pid == board.read(1).pid == 0
+            records[3].grammar(5)  # nothing follows before there is an inbox
+            await until(lambda: board.has_grammar(3, 5))
         for step in range(100, 1000):
             records[2].step(decision(step))  # the relay's end is others' to tell
 
@@ -84,8 +90,7 @@ def test_nobody_else_writes_to_the_board(tmp_path, capfd):
                 with socket.create_connection((meeting.host, meeting.board_port)) as stranger:
                     stranger.sendall(words)
             intruder = Mirror(meeting, 2)
-            intruder.write(RECORD_BYTES - 1, b"xx")  # into the record of rank 3
-            intruder.write(0, b"")
+            intruder.write(RECORD_BYTES - 1, b"xx", more=False)  # into the record of rank 3
             record = RankRecord(Board.create(str(tmp_path / "elsewhere"), 4), 3)
             record.mirror(Mirror(meeting, 3).write)
             record.step(decision(5))
