@@ -2,7 +2,8 @@
 
 Only the rank itself writes its record; rank 0 and the main process read them all, also when a rank hangs or has died. A
 record carries a heartbeat, what the rank is doing, the ledger's gauges, why it failed, and what it decided in its last
-steps, each written before the step's first collective. Checksums tell a reader who came in the middle of a write.
+steps, each written before the step's first collective; and which grammars it is done with. Checksums tell a reader who
+came in the middle of a write.
 """
 
 from __future__ import annotations

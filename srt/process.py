@@ -99,7 +99,7 @@ class Child:
 
     @classmethod
     async def start(cls, door: str, spec: ChildSpec) -> Child:
-        """Must run in the main thread: the kernel's parent-death signal follows the thread that forked."""
+        """Must run in a thread that outlives the child: for the kernel its parent dies with the thread that forked."""
         read_fd, write_fd = os.pipe()
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "srt.process", door, str(write_fd), str(os.getpid()),
