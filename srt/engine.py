@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -26,6 +27,9 @@ from srt.messages import FlushReply, TextDelta
 T = TypeVar("T")
 
 Answer = dict[str, Any] | list[dict[str, Any]]
+
+LAST_CALLS_SECONDS = 1.0
+"""How long calls may take to hear that the house has ended."""
 
 
 class Engine:
@@ -50,6 +54,8 @@ class Engine:
         config, files = launch.prepare(config)
         self._owner = _Owner()
         self._loop = asyncio.SelectorEventLoop()
+        self._taking = threading.Lock()
+        self._is_shut_down = False
         # It starts the child processes, and they end with the thread that started them.
         self._thread = threading.Thread(target=self._loop.run_forever, name="lockstep", daemon=True)
         self._thread.start()
@@ -109,11 +115,14 @@ class Engine:
 
     def shutdown(self) -> None:
         """Ends all processes; answers on their way end here, as aborted. May be called again."""
-        if self._loop.is_closed():
+        if self._is_shut_down:
             return
         atexit.unregister(self.shutdown)
         self._loop.call_soon_threadsafe(self._owner.stop)
         wait([self._house])
+        with self._taking:
+            self._is_shut_down = True
+        asyncio.run_coroutine_threadsafe(_finish(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -136,10 +145,11 @@ class Engine:
     # ---- in the caller's thread -------------------------------------------------------------------------------------
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        if self._loop.is_closed():
-            coroutine.close()
-            raise RequestError("The engine was shut down.", status=503)
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        with self._taking:
+            if not self._is_shut_down:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise RequestError("The engine was shut down.", status=503)
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future = self._submit(coroutine)
@@ -154,7 +164,8 @@ class Engine:
             while (event := self._wait(_next(events))) is not None:
                 yield event
         finally:
-            self._wait(_close(events))
+            with contextlib.suppress(RequestError):  # an engine that was shut down has closed it
+                self._wait(_close(events))
 
     async def _iterate_async(self, request: bytes) -> AsyncIterator[dict[str, Any]]:
         events = self._events(request)
@@ -162,7 +173,8 @@ class Engine:
             while (event := await asyncio.wrap_future(self._submit(_next(events)))) is not None:
                 yield event
         finally:
-            await asyncio.wrap_future(self._submit(_close(events)))
+            with contextlib.suppress(RequestError):
+                await asyncio.wrap_future(self._submit(_close(events)))
 
 
 class _Owner:
@@ -245,3 +257,12 @@ async def _next(events: AsyncIterator[T]) -> T | None:
 
 async def _close(events: Any) -> None:
     await events.aclose()
+
+
+async def _finish() -> None:
+    """Lets what threads still asked of a house that has ended come to its own end."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        _, stuck = await asyncio.wait(others, timeout=LAST_CALLS_SECONDS)
+        for task in stuck:
+            task.cancel()
+    await asyncio.get_running_loop().shutdown_asyncgens()

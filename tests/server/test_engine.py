@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -177,11 +178,23 @@ def test_shutdown_ends_answers_on_their_way(small_model):
             started.set()
             answers.append(event)
 
-    thread = threading.Thread(target=stream)
-    thread.start()
+    def ask() -> None:
+        """Until nobody is there any more, and through the very moment in which he goes."""
+        with contextlib.suppress(RequestError):
+            while True:
+                engine.generate(PROMPT, GREEDY)
+
+    threads = [threading.Thread(target=target, daemon=True) for target in (stream, *[ask] * 4)]
+    for thread in threads:
+        thread.start()
     assert started.wait(60)
+    left = engine.generate(PROMPT, ENDLESS, stream=True)
+    next(left)
     engine.shutdown()
-    thread.join()
+    left.close()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
     assert answers[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert children() == before
 
