@@ -13,7 +13,7 @@ from source_tree import PACKAGES, ROOT, Module, modules
 ROOMS = {
     "radix": "",
     "detokenizer": """
-        srt.messages srt.config srt.process srt.transport srt.token_bytes srt.tokenization srt.observe
+        srt.messages srt.config srt.process srt.transport srt.token_bytes srt.tokenization
         """,
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
@@ -48,11 +48,10 @@ ROOMS = {
     "srt.tokenization": "srt.model_config srt.model_files srt.token_bytes",
     "srt.token_bytes": "srt.model_config",
     "srt.chat_template": "srt.model_config srt.model_files",
-    "srt.observe": "srt.messages",
     "srt.frontend": """
         srt.constrained.llguidance_backend srt.constrained.probe
         srt.messages srt.config srt.limits srt.transport srt.board srt.tokenization srt.token_bytes srt.chat_template
-        srt.schema_rules srt.model_config srt.model_files srt.observe srt
+        srt.schema_rules srt.model_config srt.model_files srt
         """,
     "srt.scheduler.schedule_batch": "srt.messages",
     "srt.scheduler.intake": "srt.messages srt.transport",
@@ -61,7 +60,7 @@ ROOMS = {
         srt.scheduler srt.scheduler.schedule_batch srt.scheduler.outlet srt.messages srt.board
         """,
     "srt.scheduler": """
-        srt.scheduler.schedule_batch radix srt.messages srt.config srt.registry srt.observe srt.limits srt.token_bytes
+        srt.scheduler.schedule_batch radix srt.messages srt.config srt.registry srt.limits srt.token_bytes
         srt.board
         """,
     "srt.scheduler.process": """
@@ -69,7 +68,7 @@ ROOMS = {
         srt.scheduler.inbox_log radix
         srt.executor srt.models srt.constrained srt.tokenization
         srt.cluster srt.parallel srt.rendezvous srt.registry srt.messages srt.config srt.limits srt.model_config
-        srt.model_files srt.token_bytes srt.board srt.board_relay srt.transport srt.process srt.observe
+        srt.model_files srt.token_bytes srt.board srt.board_relay srt.transport srt.process
         """,
     "srt.parallel": "srt.config",
     "srt.kernels": "",
@@ -167,6 +166,12 @@ def may_import(room, name):
 def test_modules_import_only_what_their_room_may():
     bad = violations(modules())
     assert not bad, "\n".join(bad)
+
+
+def test_every_room_is_there():
+    names = {module.name for module in modules()}
+    rooms = {*ROOMS, *(room for allowed in ROOMS.values() for room in allowed), *HEAVY_ROOMS}
+    assert rooms <= {name[: len(room)] for name in names for room in rooms if is_inside(name, room)}
 
 
 def test_the_table_has_no_cycle():
