@@ -108,7 +108,7 @@ class LongestPrefixMatch:
         self._ledger = ledger
         self._ranking = Ranking()
         self._families = Families()
-        self._grown: list[Branch] = []  # of which one request has gone since
+        self._grown: list[Branch] = []  # of which one request has been admitted since
 
     def urgency(self, request: Request) -> int:
         return 0
@@ -120,8 +120,12 @@ class LongestPrefixMatch:
     def remove(self, request: Request, admitted: bool) -> None:
         self._ranking.remove(request)
         branch = self._families.remove(request)
-        if branch.parent is not None:
+        if branch.parent is None:
+            return
+        if admitted:
             self._grown.append(branch)
+        else:  # who knows how many leave before another one is admitted
+            self._match_again(branch.oldest())
 
     def first(self) -> Request:
         for branch in self._grown:

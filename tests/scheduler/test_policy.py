@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tracemalloc
 from itertools import count
 
 import pytest
@@ -81,6 +82,24 @@ def test_longest_match_is_always_first_though_nobody_is_matched_every_time(drawn
         assert request is min(queue, key=lambda r: (-matched(ledger, r), r.serial))
         queue.admit(request)
         cache(ledger, request)
+
+
+def test_nothing_is_kept_of_those_that_leave_while_nobody_is_admitted():
+    ledger = make_ledger()
+    queue = make_queue("lpm", ledger)
+    queue.add(waiting(0, (9,)))
+    tracemalloc.start()
+    for serial in range(1, 4001, 2):
+        pair = [waiting(serial + i, (serial % 7, serial, i)) for i in range(2)]
+        for request in pair:
+            queue.add(request)
+        for request in pair:
+            queue.withdraw(request)
+    del pair, request
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 20_000
+    assert admit_all(queue) == [0]
 
 
 def test_a_match_that_was_evicted_counts_no_more():
