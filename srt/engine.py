@@ -54,7 +54,7 @@ class Engine:
         config, files = launch.prepare(config)
         self._owner = _Owner()
         self._loop = asyncio.SelectorEventLoop()
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()  # a stream may be collected as garbage, and so closed, while it is held
         self._is_shut_down = False
         # It starts the child processes, and they end with the thread that started them.
         self._thread = threading.Thread(target=self._loop.run_forever, name="lockstep", daemon=True)
@@ -165,7 +165,9 @@ class Engine:
                 yield event
         finally:
             with contextlib.suppress(RequestError):  # an engine that was shut down has closed it
-                self._wait(_close(events))
+                closed = self._submit(_close(events))
+                if threading.current_thread() is not self._thread:  # in which it may be collected as garbage
+                    closed.result()
 
     async def _iterate_async(self, request: bytes) -> AsyncIterator[dict[str, Any]]:
         events = self._events(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -108,6 +109,22 @@ def test_who_leaves_ends_the_request(engine):
     asyncio.run(cancel())
     # What has been aborted gives its memory back.
     wait_until(lambda: engine.flush_cache().ok, 20.0, lambda: "requests are still running")
+
+
+def test_a_forgotten_stream_may_be_collected_in_the_engines_thread(engine):
+    live = engine._services.manager._live
+    gc.disable()
+    try:
+        stream = engine.generate(PROMPT, ENDLESS, stream=True)
+        next(stream)
+        assert live
+        cycle = [stream]
+        cycle.append(cycle)
+        del stream, cycle
+        engine._loop.call_soon_threadsafe(gc.collect)
+        wait_until(lambda: not live, 20.0, lambda: "the request still runs")
+    finally:
+        gc.enable()
 
 
 def test_threads_share_an_engine(engine):
