@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from srt.board import Decision
+from srt.config import ConfigError
 from srt.messages import Grammar, Inbox, Message
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.interfaces import Executor, Grammars, Intake, Record
@@ -52,12 +53,15 @@ Entry = Heard | Decided | Sampled | Opened | Waited | Followed
 
 
 class InboxLog:
-    """Each message is preceded by its length, and on its way to the disk once it is written."""
+    """Each message is preceded by its length, and on its way to the disk once it is written; first the `Settings`."""
 
-    def __init__(self, path: str, settings: Settings) -> None:
-        self._file = Path(path).open("wb")  # noqa: SIM115 (closed when the process ends)
+    def __init__(self, path: str) -> None:
+        """ConfigError if there can be no such file."""
+        try:
+            self._file = Path(path).open("wb")  # noqa: SIM115 (closed when the process ends)
+        except OSError as error:
+            raise ConfigError(f"--inbox-log {path} cannot be written: {error.strerror}") from None
         self._encoder = msgspec.msgpack.Encoder()
-        self.write(settings)
 
     def write(self, message: Message) -> None:
         data = self._encoder.encode(message)

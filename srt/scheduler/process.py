@@ -125,7 +125,11 @@ def _run(
     spec: ChildSpec, ready: Ready, make_device: MakeDevice, board: Board, record: RankRecord, ranks: Ranks | None
 ) -> None:
     config = spec.config
-    publisher = None
+    # What may be refused comes before the model, which takes its time.
+    publisher = inbox_log = None
+    if config.inbox_log is not None and spec.rank == 0:
+        dp_rank = spec.endpoints.dp_rank
+        inbox_log = InboxLog(config.inbox_log + (f"_dp{dp_rank}" if dp_rank else ""))
     if config.kv_events is not None and spec.rank == 0:
         publisher = Publisher(config.kv_events, spec.endpoints.dp_rank, config.page_size)
     tokenizer = Tokenizer.from_folder(Path(spec.tokenizer_folder))
@@ -151,9 +155,8 @@ def _run(
     context = zmq.Context()
     intake, outlet = _ends(spec, context, board, ranks, GrammarReadiness(board, grammars))
     executor, shown, followed = device.executor, record, grammars
-    if config.inbox_log is not None and spec.rank == 0:
-        dp_rank = spec.endpoints.dp_rank
-        inbox_log = InboxLog(config.inbox_log + (f"_dp{dp_rank}" if dp_rank else ""), settings)
+    if inbox_log is not None:
+        inbox_log.write(settings)
         intake, executor = LoggedIntake(intake, inbox_log), LoggedExecutor(executor, inbox_log)
         shown, followed = LoggedRecord(record, inbox_log), LoggedGrammars(grammars, inbox_log)
     page_log = None if publisher is None else publisher.log

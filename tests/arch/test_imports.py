@@ -57,7 +57,7 @@ ROOMS = {
     "srt.scheduler.intake": "srt.messages srt.transport",
     "srt.scheduler.outlet": "srt.scheduler srt.messages srt.board srt.transport",
     "srt.scheduler.inbox_log": """
-        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.outlet srt.messages srt.board
+        srt.scheduler srt.scheduler.schedule_batch srt.scheduler.outlet srt.messages srt.board srt.config
         """,
     "srt.scheduler": """
         srt.scheduler.schedule_batch radix srt.messages srt.config srt.registry srt.limits srt.token_bytes

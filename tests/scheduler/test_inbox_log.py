@@ -9,6 +9,7 @@ import pytest
 from shared.simulation import random_simulation, settings_of
 
 from srt.board import Board, RankRecord
+from srt.config import ConfigError
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import (
     Difference,
@@ -28,7 +29,8 @@ def logged_run(seed: int, folder: Path, settings_in_log: Settings | None = None)
     simulation, _ = random_simulation(seed, tight=seed >= 1000)
     settings = settings_of(simulation.setting)
     path = str(folder / "log")
-    log = InboxLog(path, settings_in_log or settings)
+    log = InboxLog(path)
+    log.write(settings_in_log or settings)
     record = RankRecord(Board.create(str(folder / "board"), 1), 0)
     scheduler = assemble(
         settings,
@@ -79,3 +81,8 @@ def test_another_token_is_noticed(tmp_path):
     Path(path).write_bytes(data)
     with pytest.raises(Difference, match="tokens"):
         replay(path)
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="--inbox-log .*/nowhere/log cannot be written: No such file or directory"):
+        InboxLog(str(tmp_path / "nowhere" / "log"))
