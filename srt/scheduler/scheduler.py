@@ -84,9 +84,8 @@ class Scheduler:
                 self._commit(prev)
                 prev = None
             self._flush(inbox.now)
-            self._observer.step(
-                self._unready.values()
-            )  # before the tokens leave: who has an answer finds its request counted
+            # Before the tokens leave: who has an answer finds its request counted.
+            self._observer.step(self._unready.values())
             self._outlet.tokens(self._output.take(inbox.number))
 
     # ---- admit ------------------------------------------------------------------------------------------------------
