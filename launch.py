@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import importlib.util
 import logging
+import os
 import resource
 import shutil
 import signal
@@ -18,7 +19,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from srt.config import LEAST_BLOCK, ConfigError, ServerConfig, parse_args, split_address
 from srt.hardware import cuda_device_count, multiplies_bfloat16
@@ -40,6 +41,7 @@ from srt.process import (
 from srt.rank_node import run_ranks
 from srt.replica import Replica
 from srt.transport import Endpoints, Meeting
+from srt.watchdog import stopped
 
 if TYPE_CHECKING:
     from srt.frontend.app import Frontend
@@ -259,7 +261,12 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
         nodes.serving(owner.ready(frontend))
 
         def any_fault() -> Awaitable[str]:
-            return first_of(first_death(children), nodes.fault(), *(engine.fault(config) for engine in engines))
+            return first_of(
+                first_death(children),
+                nodes.fault(),
+                stopped(detokenizer.title, detokenizer.pid),
+                *(engine.fault(config) for engine in engines),
+            )
 
         fault = await unless(stop, any_fault())
         if fault is None:
@@ -430,5 +437,14 @@ def _refuse(error: Exception) -> int:
     return 1
 
 
+def command() -> NoReturn:
+    """Ends at once: a thread may be busy with somebody's grammar, and Python would wait for it."""
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -82,6 +82,15 @@ class Watchdog:
         return f"scheduler {rank} (pid {self._pids[rank]})"
 
 
+async def stopped(title: str, pid: int) -> str:
+    """Returns once a signal has stopped a process that is no rank, with the sentence that names it."""
+    before = False
+    while not ((now := is_stopped(pid)) and before):
+        before = now
+        await asyncio.sleep(TICK_SECONDS)
+    return f"{title} (pid {pid}) is stopped"
+
+
 async def _first_of_ticks(tick: Callable[[], str | None]) -> str:
     while True:
         fault = tick()

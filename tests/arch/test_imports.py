@@ -17,7 +17,7 @@ ROOMS = {
         """,
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
-        srt.replica srt.nodes srt.rank_node srt.board_relay srt.cluster srt.frontend
+        srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend
         """,
     "srt": "",
     "srt.engine": "launch srt.config srt.frontend srt.messages",

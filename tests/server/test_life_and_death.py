@@ -62,14 +62,21 @@ def post_in_thread(server: Server) -> tuple[threading.Thread, list[Reply]]:
     return thread, replies
 
 
-@pytest.mark.parametrize("title", ["scheduler 0", "detokenizer"])
-def test_a_child_that_is_killed_takes_all_with_it(title: str, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("title", "signum", "what"),
+    [
+        ("scheduler 0", signal.SIGKILL, "was killed by SIGKILL"),
+        ("detokenizer", signal.SIGKILL, "was killed by SIGKILL"),
+        ("detokenizer", signal.SIGSTOP, "is stopped"),
+    ],
+)
+def test_a_child_that_fails_takes_all_with_it(title: str, signum: int, what: str, flags: tuple[str, ...]) -> None:
     with running(*flags) as server:
         streams = [Listener(server, 8000), Listener(server, 8000)]
         thread, replies = post_in_thread(server)
         wait_until(lambda: server.loads()["num_running_reqs"] == 3, PATIENCE, lambda: str(server.loads()))
         with Stopwatch() as watch:
-            os.kill(server.pid_of(title), signal.SIGKILL)
+            os.kill(server.pid_of(title), signum)
             for stream in streams:
                 assert title in stream.wait()["error"]["message"]
             thread.join(PATIENCE)
@@ -79,7 +86,7 @@ def test_a_child_that_is_killed_takes_all_with_it(title: str, flags: tuple[str, 
             server.assert_nothing_left()
             assert watch.seconds < END_SECONDS
         assert f"{title} " in server.log
-        assert "was killed by SIGKILL" in server.log
+        assert what in server.log
 
 
 def test_children_end_when_the_main_process_is_killed(flags: tuple[str, ...]) -> None:
