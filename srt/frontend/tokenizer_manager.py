@@ -135,7 +135,7 @@ class TokenizerManager:
             self._leaders[engine].send(FlushCache(ticket, timeout_s))
             reply = await asyncio.wait_for(future, timeout_s + 10.0)
         except asyncio.TimeoutError:
-            return FlushReply(ticket, False, "The engine did not answer in time.")
+            raise RequestError("The engine did not answer in time; it may flush its cache yet.", status=503) from None
         finally:
             del self._flushes[ticket]
         if reply.ok:
