@@ -15,6 +15,7 @@ MAX_DEPTH = 48
 MAX_PROPERTIES = 1000  # of one object
 MAX_BRANCHES = 8  # of a oneOf that must be proved by negation
 MAX_EXCLUDED = 64  # texts that a string may not be
+MAX_WORK = 50_000  # schemas looked at; references let a small schema be an endless one written out
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """That the library enforces."""
@@ -65,12 +66,14 @@ def rewrite(schema: Schema) -> Schema:
 class _Rewriter:
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self._work = 0
         # Before 2019-09 a reference stood for all that is beside it.
         self._only_refs = isinstance(root, dict) and re.search(r"draft-0[3-7]", str(root.get("$schema"))) is not None
 
     def schema(self, schema: Schema, depth: int) -> Schema:
         if not isinstance(schema, dict):
             return schema
+        self._count_work()
         if depth > MAX_DEPTH:
             raise GrammarError(f"schemas may be nested {MAX_DEPTH} deep at most")
         if self._only_refs and isinstance(schema.get("$ref"), str):
@@ -109,6 +112,11 @@ class _Rewriter:
                 case _:
                     parts[key] = value
         return parts
+
+    def _count_work(self) -> None:
+        self._work += 1
+        if self._work > MAX_WORK:
+            raise GrammarError("it becomes too large with its conditions and alternatives written out")
 
     # ---- keyword by keyword -----------------------------------------------------------------------------------------
 
@@ -189,9 +197,9 @@ class _Rewriter:
         if not isinstance(branches, list) or len(branches) < 2:
             return []
         resolved = [self._resolved(branch) for branch in branches]
-        pairs = [(a, b) for i, a in enumerate(resolved) for b in resolved[:i]]
         del schema["oneOf"]
-        if all(self._exclude(a, b, schema) for a, b in pairs):
+        pairs = ((a, b) for i, a in enumerate(resolved) for b in resolved[:i])
+        if _list_different(resolved) or all(self._exclude(a, b, schema) for a, b in pairs):
             return [{"anyOf": branches}]
         if len(branches) > MAX_BRANCHES:
             raise GrammarError(f"`oneOf` of more than {MAX_BRANCHES} branches that may hold together")
@@ -203,6 +211,7 @@ class _Rewriter:
 
     def _exclude(self, a: Schema, b: Schema, around: Mapping[str, Any]) -> bool:
         """Whether it can be seen that nothing is both."""
+        self._count_work()
         if a is False or b is False:
             return True
         if not isinstance(a, dict) or not isinstance(b, dict):
@@ -231,6 +240,7 @@ class _Rewriter:
 
     def negated(self, schema: Schema, depth: int) -> Schema:
         """What `schema` refuses, as far as that can be said."""
+        self._count_work()
         if depth > MAX_DEPTH:
             raise GrammarError("`not` of a schema that contains itself cannot be enforced")
         if isinstance(schema, bool):
@@ -337,6 +347,15 @@ def _values(schema: Mapping[str, Any]) -> list[str] | None:
     if isinstance(schema.get("enum"), list):
         return list(map(_canonical, schema["enum"]))
     return None
+
+
+def _list_different(schemas: Sequence[Schema]) -> bool:
+    """Whether each lists its values and no two the same: long menus are written so, with a title for each."""
+    lists = [_values(schema) if isinstance(schema, dict) else None for schema in schemas]
+    if None in lists:
+        return False
+    distinct = [set(values) for values in lists]
+    return len(set().union(*distinct)) == sum(map(len, distinct))
 
 
 def _canonical(value: Any) -> str:

@@ -7,6 +7,7 @@ scheduler. All of it works in a thread.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -190,7 +191,7 @@ class Constraints:
         if form is None:
             return None
         try:
-            key = msgspec.msgpack.encode((form.kind, form.value, form.whitespace))
+            key = json.dumps((form.kind, form.value, form.whitespace), ensure_ascii=False).encode()
         except RecursionError:
             raise _fault(form.param, "is nested too deeply") from None
         if len(key) > MAX_TEXT:

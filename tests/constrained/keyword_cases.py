@@ -179,6 +179,12 @@ ENFORCED = {
 }
 """Keyword -> [(schema, instances it accepts, instances it refuses)]; properties are in the schema's order."""
 
+
+def doubling(twice):
+    """Definitions of which each has the one before two times."""
+    return {"0": {"type": "string"}} | {str(at): twice({"$ref": f"#/$defs/{at - 1}"}) for at in range(1, 21)}
+
+
 REFUSED = {
     "$ref to elsewhere": [{"$ref": "http://localhost/x.json"}, {"$ref": "other.json#/a"}],
     "contains": [{"type": "array", "contains": {"const": 1}}],
@@ -210,6 +216,13 @@ REFUSED = {
         {"const": 1, "type": "string"},
     ],
     "format": [{"format": "regex"}, {"format": "uri-reference", "type": "string"}, {"format": "idn-email"}],
+    "too large once it is written out": [
+        {"not": {"$ref": "#/$defs/20"}, "$defs": doubling(lambda one: {"anyOf": [one, one]})},
+        {
+            "oneOf": [{"$ref": "#/$defs/20"}] * 2,
+            "$defs": doubling(lambda one: {**OBJECT, "properties": {"a": one, "b": one}, "required": ["a", "b"]}),
+        },
+    ],
     "no type": [{"type": "objekt"}, {"type": ["string", "nope"]}],
     "malformed": [
         {"properties": 3},

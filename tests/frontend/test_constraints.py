@@ -109,3 +109,8 @@ def test_a_large_schema_is_refused(server):
     status, answer = server.post(COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": schema}})
     assert status == 400
     assert "262144 bytes" in answer["error"]["message"]
+
+
+def test_a_number_of_a_schema_may_be_of_any_size(server):
+    grammar = sent_native(server, json_schema={"enum": [10**30]})
+    assert str(10**30) in grammar.text
