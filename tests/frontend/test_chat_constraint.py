@@ -229,6 +229,8 @@ def test_strict_calls_in_python_are_refused():
     form = answer_format(FORMATS["pythonic"])
     with pytest.raises(RequestError, match="strict"):
         constraint(None, ToolUse((), FUNCTIONS), form)
+    with pytest.raises(RequestError, match="do without `response_format`"):
+        constraint(Form("json_schema", {}, "response_format"), ToolUse((), (PING,)), form)
 
 
 @pytest.mark.parametrize("prompt", ["no thoughts", "<think>\n"])

@@ -39,7 +39,10 @@ def _with_calls(asked: Form | None, tools: ToolUse, answer: AnswerFormat) -> For
     if not (tools.forced or strict or asked is not None) and not _is_marked(calls):
         return None
     if not isinstance(calls, JsonFormat):
-        raise RequestError("No grammar tells calls in this model's form from text; do without `strict`.", param="tools")
+        culprit = "`strict`" if asked is None else f"`{asked.param}`"
+        raise RequestError(
+            f"No grammar tells calls in this model's form from other answers; do without {culprit}.", param="tools"
+        )
     if tools.forced:
         return _tag(_calls(calls, tools), "tools")
     if asked is not None:
