@@ -80,6 +80,7 @@ FORMS = st.builds(
     max_calls=st.sampled_from([None, 1]),
     constrained=st.booleans(),
     stream_reasoning=st.booleans(),
+    separate_reasoning=st.booleans(),
 )
 
 
@@ -262,6 +263,15 @@ def test_reasoning_is_no_place_for_calls():
     text = '<think><tool_call>{"name": "f"}</tool_call></think>\n\n<tool_call>{"name": "g.h"}</tool_call>'
     found = read(form_of("hermes", "qwen3"), list(text))
     assert found == ('<tool_call>{"name": "f"}</tool_call>', "", [("g.h", "{}")], True)
+    left_in = read(form_of("hermes", "qwen3", separate_reasoning=False), list(text))
+    assert left_in == ("", '<think><tool_call>{"name": "f"}</tool_call></think>', [("g.h", "{}")], True)
+
+
+@pytest.mark.parametrize(("prompt", "head"), [("", "\n<think>\nhm\n</think>"), ("<think>", "hm\n</think>")])
+def test_reasoning_that_stays_in_the_content_stays_to_the_letter(prompt, head):
+    form = form_of("llama3", "qwen3", prompt, separate_reasoning=False)
+    assert read(form, list(head + "\n\nHi\n")) == ("", head + "\n\nHi\n", [], False)
+    assert read(form, list(head + '\n\n{"name": "f"}')) == ("", head, [("f", "{}")], True)
 
 
 def test_reasoning_in_one_piece_or_not_at_all():
@@ -321,3 +331,12 @@ def test_long_answers_are_read_in_linear_time(name):
             parser.feed(unit)
         parser.finish()
         assert time.process_time() - began < 5
+
+
+@pytest.mark.slow
+def test_long_reasoning_that_is_held_back_is_read_in_linear_time():
+    parser, began = form_of(None, "qwen3", "<think>", stream_reasoning=False).parser(), time.process_time()
+    for _ in range(40_000):
+        parser.feed(" x")
+    assert parser.finish() == [Reasoning(" x" * 40_000)]
+    assert time.process_time() - began < 5

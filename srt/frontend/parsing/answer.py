@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from srt.frontend.parsing.pieces import CallStart, Content, Piece, Reasoning
+from srt.frontend.parsing.pieces import Content, Piece, Reasoning
 from srt.frontend.parsing.reasoning import ReasoningFormat, ReasoningParser, count_tokens
 from srt.frontend.parsing.tool_calls import CallFormat
 
@@ -27,13 +28,18 @@ class AnswerFormat:
     @property
     def is_plain(self) -> bool:
         """All is content as it is."""
-        return self.calls is None and (self.reasoning is None or not self.separate_reasoning)
+        return self.calls is None and not self.splits_reasoning
+
+    @property
+    def splits_reasoning(self) -> bool:
+        """Also where it stays in the content: it is no place for calls."""
+        return self.reasoning is not None and (self.separate_reasoning or self.calls is not None)
 
     @property
     def marks(self) -> tuple[str, ...]:
         """What the parser must see in the text."""
         marks = () if self.calls is None else self.calls.marks
-        if self.reasoning is not None and self.separate_reasoning:
+        if self.splits_reasoning:
             marks += self.reasoning.begin, self.reasoning.end
         return marks
 
@@ -51,8 +57,8 @@ class AnswerParser:
     def __init__(self, form: AnswerFormat) -> None:
         self._form = form
         self._reasoning = None
-        if form.reasoning is not None and form.separate_reasoning:
-            self._reasoning = ReasoningParser(form.reasoning, form.prompt)
+        if form.splits_reasoning:
+            self._reasoning = ReasoningParser(form.reasoning, form.prompt, verbatim=not form.separate_reasoning)
         self._calls = None
         if form.calls is not None:
             self._calls = form.calls.parser(form.names, eager=form.constrained, max_calls=form.max_calls)
@@ -84,12 +90,14 @@ class AnswerParser:
         return found
 
     def _shown(self, pieces: list[Piece]) -> list[Piece]:
+        if not self._form.separate_reasoning:
+            return [Content(piece.text) if isinstance(piece, Reasoning) else piece for piece in pieces]
         if not self._form.show_reasoning:
             return [piece for piece in pieces if not isinstance(piece, Reasoning)]
         if self._form.stream_reasoning:
             return pieces
         self._held += pieces
-        if all(isinstance(piece, Reasoning) for piece in self._held):
+        if all(isinstance(piece, Reasoning) for piece in pieces):
             return []
         pieces, self._held = self._held, []
         return merge(pieces)
@@ -98,10 +106,7 @@ class AnswerParser:
 def merge(pieces: Iterable[Piece]) -> list[Piece]:
     """The same with neighbours of one kind joined."""
     merged: list[Piece] = []
-    for piece in pieces:
-        last = merged[-1] if merged else None
-        if type(last) is type(piece) and not isinstance(piece, CallStart) and last[:-1] == piece[:-1]:
-            merged[-1] = piece._replace(text=last.text + piece.text)
-        else:
-            merged.append(piece)
+    for _, alike in groupby(pieces, key=lambda piece: (type(piece), piece[:-1])):
+        first, *others = alike
+        merged.append(first._replace(text="".join([first.text, *(one.text for one in others)])) if others else first)
     return merged

@@ -41,13 +41,17 @@ class _In(Enum):
 class ReasoningParser:
     """Splits one answer. Line ends next to the marks belong to the marks."""
 
-    def __init__(self, form: ReasoningFormat, prompt: str) -> None:
-        """`prompt` is the text that the answer goes on with: it may have opened the reasoning, or closed it."""
+    def __init__(self, form: ReasoningFormat, prompt: str, *, verbatim: bool = False) -> None:
+        """`prompt` is the text that the answer goes on with: it may have opened the reasoning, or closed it.
+
+        With `verbatim` the marks are part of the reasoning, and so is what stands beside them.
+        """
         self._form = form
+        self._verbatim = verbatim
         self._unopened = begins_inside(form, prompt)
         self._in = _In.OPENING
         self._held = ""  # may become a mark
-        self._reasoning = _Trimmed()
+        self._shown = str if verbatim else _Trimmed().feed
         self._answered = True  # whether line ends are the answer's own
 
     def feed(self, text: str) -> list[Piece]:
@@ -66,7 +70,7 @@ class ReasoningParser:
         """What is left once no more text will come."""
         text, self._held = self._held, ""
         if self._in is _In.REASONING or (self._in is _In.OPENING and self._unopened):
-            text = self._reasoning.feed(text)
+            text = self._shown(text)
             return [Reasoning(text)] if text else []
         return [Content(text)] if text else []
 
@@ -78,18 +82,18 @@ class ReasoningParser:
             return ""
         opened = bare.startswith(begin)
         self._in = _In.REASONING if opened or self._unopened else _In.ANSWER
-        return bare.removeprefix(begin) if opened else text
+        return bare.removeprefix(begin) if opened and not self._verbatim else text
 
     def _reason(self, text: str) -> tuple[str, str]:
         """More of the reasoning, and what follows its end."""
         end = self._form.end
         at = text.find(end)
         if at >= 0:
-            self._in, self._answered = _In.ANSWER, False
-            return self._reasoning.feed(text[:at]), text[at + len(end) :]
+            self._in, self._answered = _In.ANSWER, self._verbatim
+            return self._shown(text[: at + len(end) * self._verbatim]), text[at + len(end) :]
         held = tail_that_may_become(text, end)
         self._held = text[held:]
-        return self._reasoning.feed(text[:held]), ""
+        return self._shown(text[:held]), ""
 
 
 class _Trimmed:
