@@ -1,11 +1,14 @@
 """Tools and reasoning on the chat route: what the model is shown, and what comes back, in one piece and streamed."""
 
 import json
+import time
 
 import openai
 import pytest
 from frontend_harness import EOS, Server
 
+from srt.frontend.openai.messages import with_tools_as_text
+from srt.frontend.protocol import Message
 from srt.messages import unpack_ids
 
 CHAT = "/v1/chat/completions"
@@ -319,6 +322,15 @@ def test_a_template_that_does_not_know_tools_gets_text(servers):
     assert prompt_of(server).startswith("<|im_start|>system\nBe brief.\n\nYou can call functions.")
     message, _, _ = answers(server, CALL, tools=TOOLS)
     assert calls_of(message) == [("get_weather", ARGUMENTS)]
+
+
+@pytest.mark.slow
+def test_many_results_are_shown_in_linear_time():
+    results = [Message("tool", "x" * 100)] * 50_000
+    began = time.process_time()
+    (shown,) = with_tools_as_text(results, ())
+    assert shown["content"].count("</tool_response>\n<tool_response>") == 49_999
+    assert time.process_time() - began < 5
 
 
 def test_what_clients_send_for_no_content_is_the_same(servers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -46,19 +47,13 @@ def with_tools_as_text(messages: Sequence[Message], tools: Sequence[dict[str, An
     Arguments stay as the client sends them, so that a call which comes back is the very text that the model wrote.
     """
     plain: list[dict[str, Any]] = []
-    after_response = False
-    for message, taken in zip(messages, template_messages(messages), strict=True):
-        is_response = taken["role"] in ("tool", "function")
-        if is_response:
-            taken = {"role": "user", "content": f"<tool_response>\n{taken['content']}\n</tool_response>"}
-        elif taken.pop("tool_calls", ()):
-            calls = HERMES.write((call["function"]["name"], _arguments_text(call)) for call in message.tool_calls)
-            taken["content"] += "\n" * bool(taken["content"]) + calls
-        if is_response and after_response:
-            plain[-1]["content"] += "\n" + taken["content"]
+    pairs = zip(messages, template_messages(messages), strict=True)
+    for are_results, run in itertools.groupby(pairs, key=lambda pair: pair[1]["role"] in ("tool", "function")):
+        if are_results:
+            texts = [f"<tool_response>\n{taken['content']}\n</tool_response>" for _, taken in run]
+            plain.append({"role": "user", "content": "\n".join(texts)})
         else:
-            plain.append(taken)
-        after_response = is_response
+            plain += itertools.starmap(_with_calls_as_text, run)
     if tools:
         described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
         prompt = _TOOLS_PROMPT.format(described)
@@ -67,6 +62,13 @@ def with_tools_as_text(messages: Sequence[Message], tools: Sequence[dict[str, An
         else:
             plain.insert(0, {"role": "system", "content": prompt})
     return plain
+
+
+def _with_calls_as_text(message: Message, taken: dict[str, Any]) -> dict[str, Any]:
+    if taken.pop("tool_calls", ()):
+        calls = HERMES.write((call["function"]["name"], _arguments_text(call)) for call in message.tool_calls)
+        taken["content"] += "\n" * bool(taken["content"]) + calls
+    return taken
 
 
 def template_arguments(body: ChatRequest) -> dict[str, Any]:
