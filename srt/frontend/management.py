@@ -233,7 +233,10 @@ class Management:
             check_tools(body.tools)
             messages, tools = chat_for_template(body.messages, for_template(body.tools), services.words.takes_tools)
             chat = await services.words.encode_chat(
-                messages, add_generation_prompt=body.add_generation_prompt is not False, tools=tools
+                messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                tools=tools,
+                namespace=services.owner(request),
             )
             ids = unpack_ids(chat.ids).tolist()
         else:
