@@ -1,6 +1,6 @@
 """What it costs per step that ranks hear the same and prove that they decide alike.
 
-    python examples/bench_ranks.py [--tp-size 2] [--rows 64] [--steps 2000]
+    python -m examples.bench_ranks [--tp-size 2] [--rows 64] [--steps 2000]
 
 Real schedulers, one process each, around a device that lasts 2 ms and computes nothing. Prints one JSON line: the
 median of the leader's microseconds per step, and of its parts: sending the inbox, the digest with its record
