@@ -58,14 +58,19 @@ class GrammarError(Exception):
     """A constraint that cannot be enforced; the sentence says what to change."""
 
 
-def rewrite(schema: Schema) -> Schema:
+Searcher = Callable[[str], Callable[[str], bool]]
+"""From a pattern to whether it is found in a text; GrammarError if it is none."""
+
+
+def rewrite(schema: Schema, searcher: Searcher) -> Schema:
     """The same instances, in enforceable keywords. GrammarError names the keyword that has no such form."""
-    return _Rewriter(schema).schema(schema, 0)
+    return _Rewriter(schema, searcher).schema(schema, 0)
 
 
 class _Rewriter:
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, searcher: Searcher) -> None:
         self._root = root
+        self._searcher = searcher
         self._work = 0
         # Before 2019-09 a reference stood for all that is beside it.
         self._only_refs = isinstance(root, dict) and re.search(r"draft-0[3-7]", str(root.get("$schema"))) is not None
@@ -92,6 +97,8 @@ class _Rewriter:
         if "not" in schema:
             more.append(self.schema(self.negated(schema.pop("not"), depth), depth + 1))
         if more:
+            if not isinstance(schema.get("allOf", []), list):
+                raise GrammarError("`allOf` must be a list")
             schema["allOf"] = [*schema.get("allOf", []), *more]
         return schema
 
@@ -155,10 +162,12 @@ class _Rewriter:
             raise GrammarError("`propertyNames` must be a schema")
         elif set(_asserting(names)) <= {"type", "pattern"} and names.get("type", "string") == "string":
             pattern = names.get("pattern", "")
-            allowed, rest = _searcher(pattern), {"patternProperties": {pattern: others}}
+            if not isinstance(pattern, str):
+                raise GrammarError("a `pattern` must be a text")
+            allowed, rest = self._searcher(pattern), {"patternProperties": {pattern: others}}
         elif set(_asserting(names)) <= {"type", "enum"} and isinstance(names.get("enum"), list):
             listed = [name for name in names["enum"] if isinstance(name, str)]
-            allowed, rest = listed.__contains__, {}
+            allowed, rest = set(listed).__contains__, {}
             known = known | {name: others for name in listed if name not in known}
         else:
             raise GrammarError("`propertyNames` can be enforced with `pattern` or `enum` only")
@@ -243,10 +252,11 @@ class _Rewriter:
         self._count_work()
         if depth > MAX_DEPTH:
             raise GrammarError("`not` of a schema that contains itself cannot be enforced")
+        schema = self._resolved(schema)
         if isinstance(schema, bool):
             return not schema
-        if "$ref" in schema:
-            schema = self._resolved(schema)
+        if not isinstance(schema, dict):
+            raise GrammarError("a schema must be an object, true or false")
         ways: list[Schema] = []  # to break one of the keywords
         for key, value in _asserting(schema).items():
             ways += self._broken(key, value, schema, depth + 1)
@@ -260,9 +270,11 @@ class _Rewriter:
                 if "integer" in names and "number" not in names:
                     raise GrammarError("`not` with the type integer cannot be enforced")
                 return [{"type": others}] if others else []
-            case (("enum" | "const"), _):
-                return _other_than(value if key == "enum" else [value])
-            case "required", list():
+            case "enum", list():
+                return _other_than(value)
+            case "const", _:
+                return _other_than([value])
+            case "required", list() if len(_names(value)) == len(value):
                 return [{"type": "object", "properties": {name: False}} for name in value]
             case "properties", dict():
                 return [
@@ -366,14 +378,6 @@ def _canonical(value: Any) -> str:
 
 def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _searcher(pattern: str) -> Callable[[str], bool]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise GrammarError(f"`propertyNames`: {pattern[:100]!r} is no pattern: {error}") from None
-    return lambda name: compiled.search(name) is not None
 
 
 def _other_than(values: Sequence[Any]) -> list[Schema]:

@@ -7,16 +7,18 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from srt.frontend.constraints import Form
 from srt.schema_rules import GrammarError, rewrite
 
 ANY_TEXT = r"/(.|\n)*/"
+
+_BYTES = LLTokenizer("byte")
 
 
 class GrammarTexts:
@@ -62,13 +64,26 @@ class GrammarTexts:
 
 def with_whitespace(schema: Any, whitespace: str | None) -> Any:
     """The schema in enforceable keywords, with the library's options in it."""
-    schema = rewrite(schema)
+    schema = rewrite(schema, searcher)
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     options: dict[str, Any] = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
     if whitespace is None:
         options |= {"item_separator": ", ", "key_separator": ": "}
     return {**schema, "x-guidance": options}
+
+
+def searcher(pattern: str) -> Callable[[str], bool]:
+    """As the library searches, whose work is bounded: that of Python's `re` grows without end for some patterns."""
+    matcher = LLMatcher(_BYTES, LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}), log_level=0)
+    if matcher.is_error():
+        raise GrammarError(f"{pattern[:100]!r} is no pattern that can be enforced")
+
+    def is_found(text: str) -> bool:
+        one, data = matcher.deep_copy(), list(json.dumps(text, ensure_ascii=False).encode())
+        return one.try_consume_tokens(data) == len(data) and one.is_accepting()
+
+    return is_found
 
 
 def _from_ebnf(text: str) -> str:

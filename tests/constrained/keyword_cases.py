@@ -40,6 +40,12 @@ ENFORCED = {
             [{"b": 2}, {"c": 1}],
         ),
         ({**OBJECT, "propertyNames": False}, [{}], [{"a": 1}]),
+        # With backtracking this pattern would take hours to see that it is not there.
+        (
+            {**OBJECT, "propertyNames": {"pattern": "^(a+)+$"}, "properties": {"a" * 40 + "!": {}, "aa": {"const": 1}}},
+            [{"aa": 1}, {"aaa": 2}],
+            [{"aa": 2}],
+        ),
     ],
     "minProperties, maxProperties": [
         (
@@ -235,6 +241,13 @@ REFUSED = {
         {"anyOf": {}},
         {"maxLength": -1},
         {"$ref": "#/nope"},
+        {"not": 5},
+        {"not": {"enum": 5}},
+        {"not": {"required": [[1]]}},
+        {"allOf": 1, "not": {"type": "string"}},
+        {"if": {"$ref": "#/$defs"}, "then": False, "$defs": [1]},
+        {"propertyNames": {"pattern": 5}},
+        {"propertyNames": {"pattern": "("}, "properties": {"a": {}}},
     ],
 }
 """What is not enforced -> schemas that are refused."""
