@@ -16,6 +16,7 @@ MAX_PROPERTIES = 1000  # of one object
 MAX_BRANCHES = 8  # of a oneOf that must be proved by negation
 MAX_EXCLUDED = 64  # texts that a string may not be
 MAX_WORK = 50_000  # schemas looked at; references let a small schema be an endless one written out
+CHARACTERS_A_WORK = 16
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """That the library enforces."""
@@ -120,8 +121,8 @@ class _Rewriter:
                     parts[key] = value
         return parts
 
-    def _count_work(self) -> None:
-        self._work += 1
+    def _count_work(self, amount: int = 1) -> None:
+        self._work += amount
         if self._work > MAX_WORK:
             raise GrammarError("it becomes too large with its conditions and alternatives written out")
 
@@ -249,7 +250,6 @@ class _Rewriter:
 
     def negated(self, schema: Schema, depth: int) -> Schema:
         """What `schema` refuses, as far as that can be said."""
-        self._count_work()
         if depth > MAX_DEPTH:
             raise GrammarError("`not` of a schema that contains itself cannot be enforced")
         schema = self._resolved(schema)
@@ -257,6 +257,7 @@ class _Rewriter:
             return not schema
         if not isinstance(schema, dict):
             raise GrammarError("a schema must be an object, true or false")
+        self._count_work(1 + len(json.dumps(schema)) // CHARACTERS_A_WORK)  # its texts are said again, and longer
         ways: list[Schema] = []  # to break one of the keywords
         for key, value in _asserting(schema).items():
             ways += self._broken(key, value, schema, depth + 1)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from srt.constrained.llguidance_backend import LLGuidance
 from srt.constrained.probe import probe
-from srt.frontend.constraints import Form
+from srt.frontend.constraints import MAX_TEXT, Form
 from srt.frontend.grammar_text import GrammarTexts
 from srt.messages import Grammar
 from srt.schema_rules import GrammarError
 from srt.token_bytes import Vocabulary
+
+MAX_GRAMMAR = 4 * MAX_TEXT  # characters
 
 
 class GrammarCheck:
@@ -31,6 +33,8 @@ class GrammarCheck:
             text = self._texts.of(form)
         except RecursionError:
             raise GrammarError("it is nested too deeply") from None
+        if len(text) > MAX_GRAMMAR:  # it goes to every rank, with every request
+            raise GrammarError("it becomes too large with its conditions and alternatives written out")
         self._llguidance.compile(text)
         return Grammar("llguidance", text)
 

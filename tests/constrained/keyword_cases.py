@@ -186,9 +186,9 @@ ENFORCED = {
 """Keyword -> [(schema, instances it accepts, instances it refuses)]; properties are in the schema's order."""
 
 
-def doubling(twice):
+def doubling(twice, first=None):
     """Definitions of which each has the one before two times."""
-    return {"0": {"type": "string"}} | {str(at): twice({"$ref": f"#/$defs/{at - 1}"}) for at in range(1, 21)}
+    return {"0": first or {"type": "string"}} | {str(at): twice({"$ref": f"#/$defs/{at - 1}"}) for at in range(1, 21)}
 
 
 REFUSED = {
@@ -227,6 +227,10 @@ REFUSED = {
         {
             "oneOf": [{"$ref": "#/$defs/20"}] * 2,
             "$defs": doubling(lambda one: {**OBJECT, "properties": {"a": one, "b": one}, "required": ["a", "b"]}),
+        },
+        {
+            "not": {"$ref": "#/$defs/3"},
+            "$defs": doubling(lambda one: {"anyOf": [one, one]}, {"allOf": [{"const": "x" * 400}] * 20}),
         },
     ],
     "no type": [{"type": "objekt"}, {"type": ["string", "nope"]}],
