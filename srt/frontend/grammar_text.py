@@ -11,13 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from srt.frontend.constraints import Form
 from srt.schema_rules import GrammarError, rewrite
 
 ANY_TEXT = r"/(.|\n)*/"
 
+MAX_RULES = 1000  # of GBNF: resolving them may take the library the square of it
+
+_LARK = re.compile(r"%llguidance\b|start\s*:")
 _BYTES = LLTokenizer("byte")
 
 
@@ -87,11 +90,15 @@ def searcher(pattern: str) -> Callable[[str], bool]:
 
 
 def _from_ebnf(text: str) -> str:
+    """GBNF becomes Lark, and Lark stays. The library tells them apart by a search that is slow where much is blank."""
+    if any(_LARK.match(line.lstrip()) for line in text.splitlines()):
+        return text
+    if text.count("::=") > MAX_RULES:
+        raise GrammarError(f"has more than {MAX_RULES} rules")
     try:
-        lark = any_to_lark(text)
+        return gbnf_to_lark(text)
     except Exception as error:  # the library raises bare Exceptions, too
         raise GrammarError(f"is no grammar: {error}") from None
-    return lark
 
 
 def _quoted(text: str) -> str:

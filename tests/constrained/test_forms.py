@@ -51,6 +51,8 @@ def test_ebnf():
     for text, valid in (("1", True), ("1+(2+3)", True), ("1+", False), ("()", False), ("", False)):
         assert accepts_text("ebnf", grammar, text) == valid
     assert accepts_text("ebnf", 'root ::= root "a" | "b"', "baa")
+    assert accepts_text("ebnf", "\n" * 250_000 + 'root ::= "a"', "a")
+    assert accepts_text("ebnf", '\n  start: "a"', "a")
     for bad in ("root ::= missing", "root ::= (", 'other ::= "a"', ""):
         with pytest.raises(GrammarError):
             CHECK(Form("ebnf", bad, "x"))
