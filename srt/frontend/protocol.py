@@ -20,7 +20,6 @@ _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
 _UNKNOWN = re.compile(r"Object contains unknown field (`.*?`)", re.DOTALL)
-_WHERE = re.compile(r" - at `\$?\.?(.*)`$")
 
 _REFUSALS = {
     "this server takes constraints as `structured_outputs`": ("guided_json guided_regex guided_choice guided_grammar"),
@@ -297,8 +296,8 @@ def decode(raw: bytes, kind: Any) -> Any:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         message = str(error)
-        where = _WHERE.search(message)
-        param = where[1].split(".")[0].split("[")[0] if where else None
+        said, _, where = message.rpartition(" - at `")  # `$.stop[2]` and the like
+        param = re.split(r"[.\[`]", where.removeprefix("$").removeprefix("."), maxsplit=1)[0] if said else None
         if unknown := _UNKNOWN.match(message):
             raise RequestError(
                 f"Unknown field {unknown[1]}", param=unknown[1][1:-1], code="unknown_parameter"

@@ -165,7 +165,7 @@ def test_generate(server, body):
 BROKEN = [
     b"{", b"[]", b"", b"null", b"5", b'"x"', b"\xff\xfe", b'{"prompt": "\xff"}', b"[" * 100000, b'{"a":' * 50000,
     b'{"prompt": "a"} x', b'{"prompt": "a",}', b"\x00", b'{"metadata": ' + b"[" * 100000,
-    b'{"logit_bias": {"\\ud800": 1}}',
+    b'{"logit_bias": {"\\ud800": 1}}', b'{"%b\\n": 1}' % (b" - at `" * 50000),
 ]  # fmt: skip
 
 
