@@ -143,7 +143,7 @@ class Scheduler:
                 reason = f"Cache not flushed: {len(self._requests)} requests are waiting or running."
                 self._outlet.reply(FlushReply(flush.ticket, False, reason))
 
-    # ---- commit ------------------------------------------------------------------------------------------
+    # ---- commit -----------------------------------------------------------------------------------------------------
 
     def _masks(self, launched: Launched) -> TokenMasks | None:
         """What is drawn for a request that has finished meanwhile is dropped, so it needs no mask."""
