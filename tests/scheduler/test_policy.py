@@ -238,7 +238,12 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent(low_first, overla
     sign = -1 if low_first else 1
     rows, pages = (2, 200) if short_of == "rows" else (4, 40)
     setting = Setting(
-        num_pages=pages, max_running=rows, policy="priority", low_priority_first=low_first, overlap=overlap
+        num_pages=pages,
+        max_running=rows,
+        policy="priority",
+        low_priority_first=low_first,
+        overlap=overlap,
+        token_budget=256,
     )
     script = {
         1: [ends(1, [1] * 4, 14, 0), ends(2, [2] * 4, 14, -sign)],
