@@ -20,8 +20,8 @@ from srt.kernels import rope
 from srt.layers.attention import QKNorms
 from srt.models.llama import LlamaForCausalLM
 
-SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Beyond, kernels are long enough for any model."""
+SIZES = (16, *range(32, 128, 32), *range(128, 1024, 64), *range(1024, 2048, 128), *range(2048, 4097, 256))
+"""Close together, since a large model takes time in proportion. Beyond, kernels are long enough for any model."""
 
 
 @dataclass
