@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from srt.executor.attention.flashinfer import FewRowsPart, FlashInferBackend, StepAttention
-from srt.executor.attention.flashinfer_kernel import Kernel, Pages, splits
+from srt.executor.attention.flashinfer import DecodePart, FlashInferBackend, StepAttention
 from srt.executor.cuda_sampler import CudaSampler
 from srt.executor.tables import RowTables
-from srt.kernels import decode_attention, decode_inputs, sampling
+from srt.kernels import decode_inputs, sampling
+from srt.kernels.decode_attention import BlockTable, Tiling
 from srt.models.llama import LlamaForCausalLM
 from srt.scheduler.schedule_batch import ScheduleBatch
-
-FIXED_SCHEDULE = 1 << 16
-"""Bytes for a schedule that never changes; FlashInfer's takes a few words per block."""
 
 
 def graph_sizes(most_rows: int) -> list[int]:
@@ -36,8 +33,6 @@ def graph_sizes(most_rows: int) -> list[int]:
 @dataclass
 class DecodeGraph:
     size: int
-    kernel: Kernel | None  # FlashInfer's, if it is used: its schedule lives as long as the graph
-    planned_each_step: bool
     forward: torch.cuda.CUDAGraph
     draw: torch.cuda.CUDAGraph
 
@@ -62,11 +57,9 @@ class DecodeGraphs:
         device = tables.slots_RP.device
         self._spare_row = spare_row
         most = spare_row
-        self._splits = splits(attention.shape, device)
         self._inputs = torch.zeros(3 * most, dtype=torch.int64, device=device)
         # With shared prefixes the rows' lengths may add up to more than the pool has slots.
-        num_pages = most * -(-context_length // attention.shape.page_size)
-        self._pages = Pages.empty(most, num_pages, device)
+        self._table = BlockTable(most, most * context_length, device)
         self.logits_BV = torch.empty((most, vocab_size), dtype=dtype, device=device)
         self.tokens_B = torch.empty(most, dtype=torch.int32, device=device)
         self._graphs: list[DecodeGraph] = []  # from small to large
@@ -87,10 +80,6 @@ class DecodeGraphs:
         inputs[:, :num_rows] = plan.row, plan.start, plan.slots[np.cumsum(counts_B) - 1]
         packed = torch.from_numpy(inputs.reshape(-1)).pin_memory()
         self._inputs[: len(packed)].copy_(packed, non_blocking=True)
-        if graph.planned_each_step:
-            assert graph.kernel is not None
-            page_size = self._attention.shape.page_size
-            graph.kernel.plan(np.ones(graph.size, np.int32), inputs[1] + 1, page_size, causal=False, fixed_grid=True)
         graph.forward.replay()
         return graph
 
@@ -101,17 +90,9 @@ class DecodeGraphs:
     def _capture(self, size: int, pool: Any) -> DecodeGraph:
         self._inputs.zero_()
         self._inputs[:size] = self._spare_row
-        kernel, info, split = None, None, False
-        if not decode_attention.wins(size, self._attention.shape.num_heads):
-            # With fewer rows than the GPU has room for, a row's K/V is split as its length asks for; with more, never.
-            split = size <= self._splits
-            kernel = self._attention.decode if split else self._attention.kernel("fa2", FIXED_SCHEDULE)
-            one = np.ones(size, np.int32)
-            page_size = self._attention.shape.page_size
-            info = kernel.plan(one, one, page_size, causal=False, fixed_grid=split, split=split)
 
         def forward() -> None:
-            self._forward(size, kernel, info)
+            self._forward(size)
 
         def draw() -> None:
             rows_B, starts_B, _ = self._inputs[: 3 * size].view(3, size)
@@ -119,23 +100,17 @@ class DecodeGraphs:
             self.tokens_B[:size] = self._sampler.draw(self.logits_BV[:size], rows_B, ends_B)
             sampling.write_tokens(self.tokens_B[:size], rows_B, ends_B, self._tables.tokens_RP)
 
-        return DecodeGraph(size, kernel, split, captured(forward, pool), captured(draw, pool))
+        return DecodeGraph(size, captured(forward, pool), captured(draw, pool))
 
-    def _forward(self, size: int, kernel: Kernel | None, info: Any) -> None:
+    def _forward(self, size: int) -> None:
         rows_B, starts_B, new_slots_B = self._inputs[: 3 * size].view(3, size)
         tables = self._tables
         tables.slots_RP[rows_B, starts_B] = new_slots_B.int()
         ids_B, positions_B, slots_B = torch.empty_like(self._inputs[: 3 * size]).view(3, size)
         lengths_B = starts_B + 1
         decode_inputs.gather(rows_B, lengths_B, tables.tokens_RP, tables.slots_RP, ids_B, positions_B, slots_B)
-        if kernel is None:
-            part = FewRowsPart(slice(None), rows_B, lengths_B, tables.slots_RP)
-        else:
-            pages = self._pages.of(size)
-            decode_inputs.page_table(
-                rows_B, lengths_B, tables.slots_RP, self._attention.shape.page_size, *pages.tensors
-            )
-            part = self._attention.decode_part(kernel, info, pages)
+        blocks = self._table.fill(rows_B, lengths_B, tables.slots_RP, Tiling.of(size, self._attention.shape.group))
+        part = DecodePart(slice(None), blocks)
         attend = StepAttention(self._attention.cache, positions_B, slots_B, [part])
         self.logits_BV[:size] = self._model.logits(self._model.forward(ids_B, positions_B, attend))
 

@@ -1,188 +1,307 @@
-"""L4, each rank: attention of a few decode rows, whose K/V many programs read at once, in two short launches.
+"""L4, each rank: attention of decode rows over their K/V, which it reads at nearly the rate of memory.
 
-Each row's positions are cut into parts; a program computes one part for the query heads that share a key head, and a
-second launch joins the parts by their softmax sums (Dao et al. 2023, "Flash-Decoding"). Lengths are read on the GPU, so
-nothing is planned on the host and a CUDA graph holds any lengths.
+The positions of all rows are cut into blocks, which are laid one behind the other and shared out evenly among as many
+programs as the GPU holds. So whatever the rows' lengths are, all programs end together. A program keeps the running
+softmax of the row it is in; what it has of a row, all or part, it puts down when the row or its share ends, and a
+second launch joins the parts (Dao et al. 2023, "Flash-Decoding"). Lengths are read on the GPU: nothing is planned on
+the host, and a CUDA graph holds any lengths.
 
-Shapes: B rows, H query heads, G key/value heads, Q = H / G, C head_dim, K parts, R table rows, P positions, T slots.
+Shapes: B rows, H query heads, G key/value heads, Q = H / G, C head_dim, R table rows, P positions, T slots, M blocks,
+L positions of a block.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
-from srt.kernels.launch import COMPILED, LAUNCH, follow
+from srt.kernels.launch import COMPILED, INTERPRETED, LAUNCH, follow
 
-MOST_ROWS = MOST_HEADS = 16
+FILLERS = 8
+"""Programs that write one row's blocks."""
 
-BLOCK = 64
-"""Positions of a step."""
+ROWS = 256
+"""Rows whose lengths a program adds up at a time."""
 
-PROGRAMS = 1024
-MOST_PARTS = 64
-
-
-def wins(num_rows: int, num_heads: int) -> bool:
-    """Whether this is faster than FlashInfer's two launches and their plan, as measured on an H200 at 1,024 positions.
-
-    With Qwen3-0.6B's 16 query heads it is at 1, 4 and 16 rows and not at 32; with Llama-3.1-8B's 32 it is not at 1.
-    """
-    return num_rows <= MOST_ROWS and num_heads <= MOST_HEADS
+LEAST_BLOCK, MOST_BLOCK = 32, 128
 
 
-def attend(
-    q_BHC: torch.Tensor,
-    kv_layer: torch.Tensor,
-    rows_B: torch.Tensor,
-    lengths_B: torch.Tensor,
-    slots_RP: torch.Tensor,
-    o_BHC: torch.Tensor,
-) -> None:
-    """Fills `o_BHC`: each row's query over its first `lengths` positions, whose slots are in the slot table.
+@dataclass(frozen=True)
+class Tiling:
+    """How the work is cut; as measured on an H200 with K/V of 330 and 1,024 positions that lie apart."""
+
+    block: int  # positions
+    warps: int
+    programs: int  # on a multiprocessor, of all key heads
+    parts: int  # of a row that are joined at a time
+
+    @classmethod
+    def of(cls, num_rows: int, group: int) -> Tiling:
+        """For this many rows whose key heads have `group` query heads each."""
+        if num_rows <= 4:
+            return cls(64, 4, 2, 8)
+        if num_rows <= 16:
+            return cls(128, 4, 2, 4)
+        if num_rows <= 96:
+            return cls(64, 2, 4, 1)
+        return cls(64, 4, 8, 1) if group >= 4 else cls(32, 1, 6, 1)
+
+
+class BlockTable:
+    """Memory for where the K/V of `num_rows` rows lies that see `num_positions` together, block by block."""
+
+    def __init__(self, num_rows: int, num_positions: int, device: torch.device):
+        def integers(size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.int32, device=device)
+
+        self.first_B1 = integers(num_rows + 1)  # each row's first block, and behind them how many there are
+        self.blocks_M = integers(num_rows + num_positions // LEAST_BLOCK)  # 256 x row + positions
+        self.slots_ML = integers(num_rows * MOST_BLOCK + num_positions)
+
+    def fill(
+        self, rows_B: torch.Tensor, lengths_B: torch.Tensor, slots_RP: torch.Tensor, tiling: Tiling
+    ) -> DecodeBlocks:
+        """Each row sees its first `lengths` positions, whose slots are in the slot table."""
+        num_rows = len(rows_B)
+        assert slots_RP.stride(1) == 1
+        _fill[(num_rows, FILLERS)](
+            rows_B,
+            lengths_B,
+            slots_RP,
+            self.first_B1,
+            self.blocks_M,
+            self.slots_ML,
+            num_rows,
+            slots_RP.stride(0),
+            PROGRAMS=FILLERS,
+            BLOCK_B=ROWS,
+            BLOCK=tiling.block,
+            num_warps=2,
+            **LAUNCH,
+        )
+        return DecodeBlocks(self, num_rows, tiling)
+
+
+@dataclass(frozen=True)
+class DecodeBlocks:
+    """What `attend` reads; good until the table is filled again."""
+
+    table: BlockTable
+    num_rows: int
+    tiling: Tiling
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def attend(q_BHC: torch.Tensor, kv_layer: torch.Tensor, blocks: DecodeBlocks, o_BHC: torch.Tensor) -> None:
+    """Fills `o_BHC`: each row's query over its positions.
 
     `kv_layer` is [2, T, G, C]; scores are scaled by 1 / sqrt(C). Sums are float32; a row of length 0 gives no numbers.
     """
     num_rows, num_heads, head_dim = q_BHC.shape
     num_kv_heads = kv_layer.shape[2]
+    table, tiling = blocks.table, blocks.tiling
+    assert num_rows == blocks.num_rows
     assert q_BHC.is_contiguous()
     assert o_BHC.is_contiguous()
     assert kv_layer.stride(3) == 1
-    assert slots_RP.stride(1) == 1
     assert head_dim == triton.next_power_of_2(head_dim)
-    parts = min(triton.next_power_of_2(max(PROGRAMS // (num_rows * num_kv_heads), 1)), MOST_PARTS)
-    part_BHKC = torch.empty((num_rows, num_heads, parts, head_dim), dtype=torch.float32, device=q_BHC.device)
-    sums_2BHK = torch.empty((2, num_rows, num_heads, parts), dtype=torch.float32, device=q_BHC.device)
     group = num_heads // num_kv_heads
-    _attend_to_part[(parts, num_kv_heads, num_rows)](
+    programs = max(multiprocessors(q_BHC.device) * tiling.programs // num_kv_heads, 1)
+    # A part's place is the sum of its program's and its row's number: each next part has at least one of them larger.
+    part_BHKC = torch.empty((programs + num_rows, num_heads, head_dim), dtype=torch.float32, device=q_BHC.device)
+    sums_2KH = torch.empty((2, programs + num_rows, num_heads), dtype=torch.float32, device=q_BHC.device)
+    _attend[(num_kv_heads, programs)](
         q_BHC,
         kv_layer,
-        rows_B,
-        lengths_B,
-        slots_RP,
+        table.first_B1,
+        table.blocks_M,
+        table.slots_ML,
         part_BHKC,
-        sums_2BHK,
-        slots_RP.stride(0),
+        sums_2KH,
+        num_rows,
+        programs,
         kv_layer.stride(0),
         kv_layer.stride(1),
         kv_layer.stride(2),
         head_dim**-0.5 * 1.4426950408889634,
-        num_rows,
         H=num_heads,
         Q=group,
         C=head_dim,
-        PARTS=parts,
         BLOCK_Q=max(triton.next_power_of_2(group), 16),
-        BLOCK=BLOCK,
-        num_warps=4,
+        BLOCK=tiling.block,
+        num_warps=tiling.warps,
         **LAUNCH,
     )
-    _join_parts[(num_heads, num_rows)](
+    heads = min(num_heads & -num_heads, 8 // tiling.parts)
+    _join[(num_rows, num_heads // heads)](
         part_BHKC,
-        sums_2BHK,
-        lengths_B,
+        sums_2KH,
+        table.first_B1,
         o_BHC,
         num_rows,
+        programs,
         H=num_heads,
         C=head_dim,
-        PARTS=parts,
-        BLOCK=BLOCK,
+        HEADS=heads,
+        PARTS=tiling.parts,
         num_warps=4,
         **LAUNCH,
     )
 
 
-@triton.jit
-def span_of(length, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Positions of a part, whole steps."""
-    return tl.maximum(tl.cdiv(tl.cdiv(length, PARTS), BLOCK), 1) * BLOCK
-
-
-@triton.jit(do_not_specialize=["rows", "lengths", "num_rows"])
-def _attend_to_part(
-    q,
-    kv,
+@triton.jit(do_not_specialize=["rows", "lengths", "first_out", "blocks_out", "slots_out", "num_rows"])
+def _fill(
     rows,
     lengths,
     slots,
+    first_out,
+    blocks_out,
+    slots_out,
+    num_rows,
+    slots_stride,
+    PROGRAMS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0)
+    b = tl.arange(0, BLOCK_B)
+    at = tl.arange(0, BLOCK)
+    follow()
+    before = tl.zeros((BLOCK_B,), tl.int32)
+    first = 0
+    while first < index:
+        other = tl.load(lengths + first + b, mask=first + b < index, other=0).to(tl.int32)
+        before += (other + BLOCK - 1) // BLOCK
+        first += BLOCK_B
+    begin = tl.sum(before, axis=0)
+    length = tl.load(lengths + index).to(tl.int32)
+    blocks = (length + BLOCK - 1) // BLOCK
+    block = tl.program_id(1)
+    if block == 0:
+        tl.store(first_out + index, begin)
+        if index == num_rows - 1:
+            tl.store(first_out + num_rows, begin + blocks)
+    row = slots + tl.load(rows + index).to(tl.int64) * slots_stride
+    while block < blocks:
+        position = block * BLOCK + at
+        slot = tl.load(row + position, mask=position < length, other=0)
+        tl.store(slots_out + (begin + block) * BLOCK + at, slot)
+        tl.store(blocks_out + begin + block, index * 256 + tl.minimum(length - block * BLOCK, BLOCK))
+        block += PROGRAMS
+
+
+@triton.jit(do_not_specialize=["num_rows", "programs"])
+def _attend(
+    q,
+    kv,
+    first_blocks,
+    blocks,
+    slots,
     part_out,
     sums_out,
-    slots_stride,
+    num_rows,
+    programs,
     kv_stride_kind,
     kv_stride_slot,
     kv_stride_head,
     scale,
-    num_rows,
     H: tl.constexpr,
     Q: tl.constexpr,
     C: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    part = tl.program_id(0)
-    g = tl.program_id(1)
-    b = tl.program_id(2)
+    g = tl.program_id(0)
+    program = tl.program_id(1)
     h = tl.arange(0, BLOCK_Q)
     c = tl.arange(0, C)
+    at = tl.arange(0, BLOCK)
     follow()
-    length = tl.load(lengths + b).to(tl.int32)
-    span = span_of(length, PARTS, BLOCK)
-    begin = part * span
-    if begin < length:
-        end = tl.minimum(begin + span, length)
-        row = slots + tl.load(rows + b).to(tl.int64) * slots_stride
-        head = b * H + g * Q + h
+    num_blocks = tl.load(first_blocks + num_rows)
+    share = tl.cdiv(num_blocks, programs)
+    begin = program * share
+    end = tl.minimum(begin + share, num_blocks)
+    best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_Q,), tl.float32)
+    value = tl.zeros((BLOCK_Q, C), tl.float32)
+    row_before = -1
+    current = tl.load(blocks + begin, mask=begin < end, other=0)
+    for block in tl.range(begin, end, num_stages=2):
+        coming = tl.load(blocks + block + 1, mask=block + 1 < end, other=-256)
+        row = current >> 8
+        inside = at < (current & 255)
+        slot = tl.load(slots + block * BLOCK + at).to(tl.int64)
+        place = kv + slot[:, None] * kv_stride_slot + g * kv_stride_head + c[None, :]
+        k = tl.load(place)
+        v = tl.load(place + kv_stride_kind)
+        head = row * H + g * Q + h
         query = tl.load(q + head[:, None] * C + c[None, :], mask=(h < Q)[:, None], other=0.0)
-        best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK_Q,), tl.float32)
-        value = tl.zeros((BLOCK_Q, C), tl.float32)
-        for first in range(begin, end, BLOCK):
-            position = first + tl.arange(0, BLOCK)
-            inside = position < end
-            slot = tl.load(row + position, mask=inside, other=0).to(tl.int64)
-            place = kv + slot[:, None] * kv_stride_slot + g * kv_stride_head + c[None, :]
-            k = tl.load(place, mask=inside[:, None], other=0.0)
-            v = tl.load(place + kv_stride_kind, mask=inside[:, None], other=0.0)
-            if not COMPILED:  # the interpreter cannot multiply bfloat16
-                query, k, v = query.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
-            score = tl.where(inside[None, :], tl.dot(query, tl.trans(k)) * scale, float("-inf"))
-            highest = tl.maximum(best, tl.max(score, axis=1))
-            weight = tl.exp2(score - highest[:, None])
-            fade = tl.exp2(best - highest)
-            total = total * fade + tl.sum(weight, axis=1)
-            value = value * fade[:, None] + tl.dot(weight.to(v.dtype), v)
-            best = highest
-        index = head * PARTS + part
-        tl.store(part_out + index[:, None].to(tl.int64) * C + c[None, :], value, mask=(h < Q)[:, None])
-        tl.store(sums_out + index, best, mask=h < Q)
-        tl.store(sums_out + num_rows * H * PARTS + index, total, mask=h < Q)
+        fresh = row != row_before
+        best = tl.where(fresh, float("-inf"), best)
+        total = tl.where(fresh, 0.0, total)
+        value = tl.where(fresh, 0.0, value)
+        if not COMPILED:  # the interpreter cannot multiply bfloat16
+            query, k, v = query.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
+        score = tl.where(inside[None, :], tl.dot(query, tl.trans(k)) * scale, float("-inf"))
+        highest = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp2(score - highest[:, None])
+        fade = tl.exp2(best - highest)
+        total = total * fade + tl.sum(weight, axis=1)
+        value = tl.dot(weight.to(v.dtype), v, value * fade[:, None])
+        best = highest
+        if coming >> 8 != row:  # the row, or this program's share of it, is over
+            index = (program + row) * H + g * Q + h
+            tl.store(part_out + index[:, None].to(tl.int64) * C + c[None, :], value, mask=(h < Q)[:, None])
+            tl.store(sums_out + index, best, mask=h < Q)
+            tl.store(sums_out + (programs + num_rows) * H + index, total, mask=h < Q)
+        row_before = row
+        current = coming
 
 
-@triton.jit(do_not_specialize=["lengths", "num_rows"])
-def _join_parts(
+@triton.jit(do_not_specialize=["num_rows", "programs"])
+def _join(
     part,
     sums,
-    lengths,
+    first_blocks,
     o,
     num_rows,
+    programs,
     H: tl.constexpr,
     C: tl.constexpr,
+    HEADS: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    b = tl.program_id(1)
-    head = b * H + tl.program_id(0)
+    row = tl.program_id(0)
     k = tl.arange(0, PARTS)
+    h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     c = tl.arange(0, C)
     follow()
-    length = tl.load(lengths + b).to(tl.int32)
-    used = k * span_of(length, PARTS, BLOCK) < length
-    index = head * PARTS + k
-    best = tl.load(sums + index, mask=used, other=float("-inf"))
-    total = tl.load(sums + num_rows * H * PARTS + index, mask=used, other=0.0)
-    value = tl.load(part + index[:, None].to(tl.int64) * C + c[None, :], mask=used[:, None], other=0.0)
-    weight = tl.where(used, tl.exp2(best - tl.max(best, axis=0)), 0.0)
-    result = tl.sum(value * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
-    tl.store(o + head * C + c, result.to(o.dtype.element_ty))
+    share = tl.cdiv(tl.load(first_blocks + num_rows), programs)
+    program = tl.load(first_blocks + row) // share
+    last = (tl.load(first_blocks + row + 1) - 1) // share
+    best = tl.full((HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    value = tl.zeros((HEADS, C), tl.float32)
+    while program <= last:
+        used = (program + k <= last)[:, None] & (h < H)[None, :]
+        index = (program + k + row)[:, None] * H + h[None, :]
+        part_best = tl.load(sums + index, mask=used, other=float("-inf"))
+        part_total = tl.load(sums + (programs + num_rows) * H + index, mask=used, other=0.0)
+        place = part + index[:, :, None].to(tl.int64) * C + c[None, None, :]
+        part_value = tl.load(place, mask=used[:, :, None], other=0.0)
+        highest = tl.maximum(best, tl.max(part_best, axis=0))
+        weight = tl.exp2(part_best - highest[None, :])
+        fade = tl.exp2(best - highest)
+        total = total * fade + tl.sum(part_total * weight, axis=0)
+        value = value * fade[:, None] + tl.sum(part_value * weight[:, :, None], axis=0)
+        best = highest
+        program += PARTS
+    tl.store(o + (row * H + h)[:, None] * C + c[None, :], (value / total[:, None]).to(o.dtype.element_ty))

@@ -1,12 +1,11 @@
-"""Attention of a few decode rows against the formula in float32."""
+"""Attention of decode rows against the formula in float32."""
 
 import numpy as np
 import pytest
 import torch
 import triton
 
-from srt.kernels import decode_attention
-from srt.kernels.decode_attention import attend
+from srt.kernels.decode_attention import BlockTable, Tiling, attend
 
 CANNOT_LOOP = triton.__version__ < "3.7" and tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4)
 """This interpreter makes numbers of a loop's bounds in a way that this numpy refuses."""
@@ -22,25 +21,37 @@ def expected(q, kv, rows, lengths, slots):
     return torch.stack(outputs)
 
 
+LENGTHS = {
+    "one": [1],
+    "several": [65, 1, 64, 700],
+    "skewed": [3, 129, 128, 5000],
+    "many": [*range(1, 18), 400],
+}
+
+
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (16, 8, 128), (9, 3, 64), (20, 1, 64)]
 )
-@pytest.mark.parametrize("lengths", [[1], [64], [65, 1, 700], [3, 129, 64, 5000]])
-def test_attend(num_heads, num_kv_heads, head_dim, lengths, device, random, monkeypatch):
-    if device.type == "cpu" and CANNOT_LOOP:
-        pytest.skip("interpreted loops need Triton 3.7 or numpy below 2.4")
-    if device.type == "cpu":  # few programs, since they are interpreted, each with several blocks of a long row
-        monkeypatch.setattr(decode_attention, "PROGRAMS", 16)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("tiled_for", [1, 16, 64, 256])
+def test_attend(num_heads, num_kv_heads, head_dim, lengths, tiled_for, device, random):
+    if device.type == "cpu":  # what is interpreted takes its time
+        if CANNOT_LOOP:
+            pytest.skip("interpreted loops need Triton 3.7 or numpy below 2.4")
+        if tiled_for not in (1, 256) or num_kv_heads == 1 or num_heads == 16 or lengths == [1]:
+            pytest.skip("the same code with other numbers")
         num_heads, num_kv_heads = num_heads // num_kv_heads * min(num_kv_heads, 2), min(num_kv_heads, 2)
-        lengths = [min(length, 300) for length in lengths]
+        lengths = [min(length, 150) for length in lengths[-5:]]
     num_rows, num_slots, context = len(lengths), 6000, 5003
     kv = torch.randn((2, num_slots, num_kv_heads, head_dim), device=device, generator=random).bfloat16()
     slots = torch.randint(num_slots, (num_rows + 2, context), device=device, generator=random).int()
     rows = torch.randperm(num_rows + 2, device=device, generator=random)[:num_rows]
     q = (torch.randn((num_rows, num_heads, head_dim), device=device, generator=random) * 2).bfloat16()
+    table = BlockTable(num_rows, sum(lengths), device)
     lengths = torch.tensor(lengths, device=device)
+    blocks = table.fill(rows, lengths, slots, Tiling.of(tiled_for, num_heads // num_kv_heads))
     o, again = torch.empty_like(q), torch.empty_like(q)
-    attend(q, kv, rows, lengths, slots, o)
-    attend(q, kv, rows, lengths, slots, again)
+    attend(q, kv, blocks, o)
+    attend(q, kv, blocks, again)
     torch.testing.assert_close(o.float(), expected(q, kv, rows, lengths, slots), atol=2e-2, rtol=2e-2)
     assert torch.equal(o, again)

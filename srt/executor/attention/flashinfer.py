@@ -1,9 +1,8 @@
 """L4, each rank: attention of a GPU over its paged K/V, every kind of rows by the kernel that is fastest for it.
 
-Decode rows go through FlashInfer's kernel that splits a row's K/V over many blocks (`fa2`, with tensor cores: they read
-K/V fastest where several query heads share them), or, if they are few, our own. Prompt chunks go through the one
-for many queries (`fa3` on Hopper, else `fa2`), which is faster still on K/V that lie side by side, so unless a chunk is
-short and what it sees is long, these are first brought together.
+Decode rows go through our own kernel, which reads K/V at nearly the rate of memory. Prompt chunks go through the one of
+FlashInfer (`fa3` on Hopper, else `fa2`), which is faster still on K/V that lie side by side, so unless a chunk is short
+and what it sees is long, these are first brought together.
 
 Shapes: N tokens, H query heads, G key/value heads, C head_dim, T slots; B rows of one kind, L positions they see.
 """
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 
 from srt.executor.attention.flashinfer_kernel import (
-    INT_WORKSPACE,
     HeadShape,
     Kernel,
     Pages,
@@ -26,6 +24,7 @@ from srt.executor.attention.flashinfer_kernel import (
 from srt.executor.forward_batch import ForwardBatch
 from srt.executor.upload import upload
 from srt.kernels import decode_attention, decode_inputs, rope
+from srt.kernels.decode_attention import BlockTable, DecodeBlocks, Tiling
 from srt.layers.attention import QKNorms
 from srt.scheduler.schedule_batch import ScheduleBatch
 
@@ -70,14 +69,12 @@ class GatheredPart:
 
 
 @dataclass(frozen=True)
-class FewRowsPart:
+class DecodePart:
     tokens: slice
-    rows_B: torch.Tensor
-    lengths_B: torch.Tensor
-    slots_RP: torch.Tensor
+    blocks: DecodeBlocks
 
     def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
-        decode_attention.attend(q_NHC, kv_2TGC, self.rows_B, self.lengths_B, self.slots_RP, o_NHC)
+        decode_attention.attend(q_NHC, kv_2TGC, self.blocks, o_NHC)
 
 
 class FlashInferBackend:
@@ -88,12 +85,7 @@ class FlashInferBackend:
         self.cache = cache
         self._scratch = torch.zeros(scratch_bytes(shape, most_rows, device), dtype=torch.uint8, device=device)
         hopper = torch.cuda.get_device_capability(device)[0] == 9
-        self.decode = self.kernel("fa2")
-        self._prefill = self.kernel("fa3" if hopper else "fa2")
-        self._ones = torch.arange(most_rows + 1, dtype=torch.int32, device=device)
-
-    def kernel(self, backend: str, int_workspace: int = INT_WORKSPACE) -> Kernel:
-        return Kernel(backend, self.shape, self._scratch, int_workspace)
+        self._prefill = Kernel("fa3" if hopper else "fa2", shape, self._scratch)
 
     def plan(self, batch: ForwardBatch) -> StepAttention:
         """Of a batch whose slots are in the tables."""
@@ -106,18 +98,11 @@ class FlashInferBackend:
             parts.append(self._chunks_part(plan, slice(batch.num_decode, None), slots_RP))
         return StepAttention(self.cache, batch.positions_N, batch.slots_N, parts)
 
-    def decode_part(self, kernel: Kernel, info: Any, pages: Pages) -> Part:
-        """Of a schedule and pages that others fill."""
-        return PagedPart(slice(None), kernel, info, self._ones[: len(pages.kv_indptr)], pages, causal=False)
-
     def _decode_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
-        kv_lens_B, page_size = plan.start[rows] + 1, self.shape.page_size
+        kv_lens_B = plan.start[rows] + 1
         row_B, lengths_B = upload(self.device, plan.row[rows], kv_lens_B)
-        if decode_attention.wins(len(kv_lens_B), self.shape.num_heads):
-            return FewRowsPart(rows, row_B, lengths_B, slots_RP)
-        info = self.decode.plan(plan.length[rows], kv_lens_B, page_size, causal=False)
-        pages = self._pages(row_B, lengths_B, kv_lens_B, slots_RP, page_size)
-        return PagedPart(rows, self.decode, info, self._ones[: len(kv_lens_B) + 1], pages, causal=False)
+        table = BlockTable(len(kv_lens_B), int(kv_lens_B.sum()), self.device)
+        return DecodePart(rows, table.fill(row_B, lengths_B, slots_RP, Tiling.of(len(kv_lens_B), self.shape.group)))
 
     def _chunks_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
         lengths_B, kv_lens_B = plan.length[rows], plan.start[rows] + plan.length[rows]
