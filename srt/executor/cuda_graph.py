@@ -47,7 +47,6 @@ class DecodeGraphs:
         sampler: CudaSampler,
         tables: RowTables,
         vocab_size: int,
-        dtype: torch.dtype,
     ):
         self._model = model
         self._attention = attention
@@ -60,7 +59,7 @@ class DecodeGraphs:
         self._inputs = torch.zeros(3 * most, dtype=torch.int64, device=device)
         # With shared prefixes the rows' lengths may add up to more than the pool has slots.
         self._table = BlockTable(most, most * context_length, attention.shape.num_kv_heads, device)
-        self.logits_BV = torch.empty((most, vocab_size), dtype=dtype, device=device)
+        self.logits_BV = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
         self.tokens_B = torch.empty(most, dtype=torch.int32, device=device)
         self._graphs: list[DecodeGraph] = []  # from small to large
 
@@ -112,7 +111,7 @@ class DecodeGraphs:
         blocks = self._table.fill(rows_B, lengths_B, tables.slots_RP, Tiling.of(size, self._attention.shape.group))
         part = DecodePart(slice(None), blocks)
         attend = StepAttention(self._attention.cache, positions_B, slots_B, [part])
-        self.logits_BV[:size] = self._model.logits(self._model.forward(ids_B, positions_B, attend))
+        self._model.logits(self._model.forward(ids_B, positions_B, attend), self.logits_BV[:size])
 
 
 def captured(work: Any, pool: Any) -> torch.cuda.CUDAGraph:

@@ -81,9 +81,7 @@ class CudaRunner:
             self._prompts = PromptGraphs(model, self._attention, most_tokens if graphs else 0)
             if graphs:
                 pool = torch.cuda.graph_pool_handle()
-                self._graphs = DecodeGraphs(
-                    model, self._attention, self._sampler, self._tables, config.vocab_size, shape.kv_dtype
-                )
+                self._graphs = DecodeGraphs(model, self._attention, self._sampler, self._tables, config.vocab_size)
                 self._graphs.capture(pool)
                 self._prompts.capture(pool)
 

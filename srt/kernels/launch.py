@@ -30,6 +30,15 @@ def follow():
         gdc_wait()
 
 
+@triton.jit
+def prefetch(pointers):
+    """Asks the L2 for the lines of 128 bytes that hold these places, and waits for nothing."""
+    if COMPILED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
+        )
+
+
 def warps_for(elements: int) -> int:
     """Warps that read a block of 16-bit elements with about one 16-byte access per thread, at most 16."""
     return min(max(triton.next_power_of_2(elements) // 256, 1), 16)

@@ -26,11 +26,13 @@ def small_batch_linear(
     norm: tuple[torch.Tensor, float] | None = None,
     residual_NO: torch.Tensor | None = None,
     gated: bool = False,
+    out_NO: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x Wᵀ + b, with float32 sums in one fixed order -> [N, O], for N ≤ `MOST_TOKENS`.
 
     `norm` (weight [I], eps): x passes an RMS norm first. `residual_NO`: the product is added to it in place, and it is
     returned. `gated`: the weight holds a gate's F rows, then as many of what it gates -> silu(gate) · up, [N, F].
+    `out_NO`: where the result goes, in its type; else that is x's.
     """
     num_tokens, num_inputs = x_NI.shape
     num_weights = weight_OI.shape[0]
@@ -38,7 +40,10 @@ def small_batch_linear(
     assert 0 < num_tokens <= MOST_TOKENS
     assert x_NI.stride(1) == 1
     assert weight_OI.is_contiguous()
-    y_NO = x_NI.new_empty((num_tokens, num_outputs)) if residual_NO is None else residual_NO
+    assert residual_NO is None or out_NO is None
+    y_NO = residual_NO if out_NO is None else out_NO
+    if y_NO is None:
+        y_NO = x_NI.new_empty((num_tokens, num_outputs))
     assert y_NO.shape == (num_tokens, num_outputs)
     assert y_NO.stride(1) == 1
     adds = residual_NO is not None

@@ -16,18 +16,25 @@ import triton
 import triton.language as tl
 
 from srt.kernels.activation import silu
-from srt.kernels.launch import COMPILED, LAUNCH, follow
+from srt.kernels.launch import COMPILED, LAUNCH, follow, prefetch
+
+LINE = tl.constexpr(64)
+"""16-bit numbers that the memory delivers together."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Outputs of a tile, inputs of a step, programs that share a tile, steps under way, and warps."""
+    """Outputs of a tile, inputs of a step, programs that share a tile, steps under way, and warps.
+
+    `ahead`: inputs, a power of two, whose weights are asked for while the kernel before still runs.
+    """
 
     outputs: int
     inputs: int
     splits: int
     stages: int
     warps: int
+    ahead: int = 512
 
 
 def multiply_tiles(
@@ -45,7 +52,7 @@ def multiply_tiles(
     num_weights, num_outputs = weight_OI.shape[0], y.shape[1]
     tiles = triton.cdiv(num_weights, blocks.outputs)
     # Few variants, as each takes a second to compile.
-    tokens = 16 if num_tokens <= 16 else 64
+    tokens = next(size for size in (16, 32, 64) if num_tokens <= size)
     partial = counters = None
     if blocks.splits > 1:
         shape = (blocks.splits, tiles, blocks.outputs, tokens)
@@ -70,6 +77,7 @@ def multiply_tiles(
         BLOCK_I=blocks.inputs,
         SPLITS=blocks.splits,
         STAGES=blocks.stages,
+        AHEAD=blocks.ahead,
         num_warps=blocks.warps,
         **LAUNCH,
     )
@@ -105,6 +113,7 @@ def _multiply_tiles(
     BLOCK_I: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     STEPS: tl.constexpr = (I + BLOCK_I * SPLITS - 1) // (BLOCK_I * SPLITS)
     EVEN: tl.constexpr = STEPS * BLOCK_I * SPLITS == I
@@ -115,19 +124,23 @@ def _multiply_tiles(
     o = j // 2 + (j % 2) * num_outputs if GATED else j
     o = tl.minimum(o, (2 * num_outputs if GATED else num_outputs) - 1)
     n = tl.arange(0, TOKENS)
-    i = split * STEPS * BLOCK_I + tl.arange(0, BLOCK_I)
+    exists = (n < num_tokens)[None, :]
+    first = split * STEPS * BLOCK_I
+    i = first + tl.arange(0, BLOCK_I)
     rows = weight + o.to(tl.int64)[:, None] * I
-    columns = x + tl.minimum(n, num_tokens - 1)[None, :] * x_stride
+    columns = x + n[None, :] * x_stride
+    if AHEAD:
+        prefetch(rows + tl.minimum(first + tl.arange(0, AHEAD // LINE) * LINE, I - 1)[None, :])
     follow()
 
     total = tl.zeros((BLOCK_O, TOKENS), tl.float32)
     for _ in tl.range(0, STEPS, num_stages=STAGES):
         if EVEN:
             w = tl.load(rows + i[None, :], eviction_policy="evict_first")
-            value = tl.load(columns + i[:, None])
+            value = tl.load(columns + i[:, None], mask=exists, other=0.0)
         else:
             w = tl.load(rows + i[None, :], mask=(i < I)[None, :], other=0.0, eviction_policy="evict_first")
-            value = tl.load(columns + i[:, None], mask=(i < I)[:, None], other=0.0)
+            value = tl.load(columns + i[:, None], mask=exists & (i < I)[:, None], other=0.0)
         if not COMPILED:  # the interpreter cannot multiply bfloat16
             w, value = w.to(tl.float32), value.to(tl.float32)
         total = tl.dot(w, value, total)

@@ -47,7 +47,10 @@ class VocabParallelEmbedding:
 
 
 class ParallelLMHead(Linear):
-    """Hidden states to logits [N, vocab_size]. Give it the embedding to share its weight."""
+    """Hidden states to float32 logits [N, vocab_size]. Give it the embedding to share its weight.
+
+    Two tokens whose logits differ by less than 0.06 would often be the same in bfloat16.
+    """
 
     def __init__(
         self, context: LayerContext, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None
@@ -61,5 +64,18 @@ class ParallelLMHead(Linear):
         if not self._tied:
             yield "weight", self._shard.slot(self.weight_OI)
 
-    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
-        return self._parallel.all_gather(super().__call__(x_ND))[:, : self._shard.vocab_size]
+    def __call__(self, x_ND: torch.Tensor, out_NV: torch.Tensor | None = None) -> torch.Tensor:
+        """In `out_NV`, if it is given."""
+        if self._parallel.size == 1:
+            return self._logits(x_ND, out_NV)
+        logits_NV = self._parallel.all_gather(self._logits(x_ND, None))[:, : self._shard.vocab_size]
+        return logits_NV if out_NV is None else out_NV.copy_(logits_NV)
+
+    def _logits(self, x_ND: torch.Tensor, out_NW: torch.Tensor | None) -> torch.Tensor:
+        if not self._context.on_gpu:
+            return self._multiply(x_ND)
+        if out_NW is None:
+            out_NW = x_ND.new_empty((len(x_ND), self._shard.rows), dtype=torch.float32)
+        if self._streams(len(x_ND)):
+            return self._kernels.small_batch_linear(x_ND, self.weight_OI, out_NO=out_NW)
+        return torch.mm(x_ND, self.weight_OI.T, out_dtype=torch.float32, out=out_NW)

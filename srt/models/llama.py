@@ -97,5 +97,6 @@ class LlamaForCausalLM:
             x_ND = layer(x_ND, residual_ND, turns, attend)
         return self._norm.of_sum(x_ND, residual_ND)
 
-    def logits(self, x_LD: torch.Tensor) -> torch.Tensor:
-        return self._head(x_LD)
+    def logits(self, x_LD: torch.Tensor, out_LV: torch.Tensor | None = None) -> torch.Tensor:
+        """float32, in `out_LV` if it is given."""
+        return self._head(x_LD, out_LV)

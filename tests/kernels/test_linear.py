@@ -34,7 +34,7 @@ def normed(x_NI, weight_I):
     return normalised(x_NI, weight_I) if len(x_NI) <= 4 else rms_norm(x_NI, weight_I, EPS).float()
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 4, 16, 33, MOST_TOKENS])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 16, 27, 33, MOST_TOKENS])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_product(shape, num_tokens, device, random):
     if device.type == "cpu" and shape[0] > 2000:
@@ -103,3 +103,11 @@ def test_tiles_and_parts(num_tokens, shape, blocks, extras, device, random):
         result = y.clone()
         multiply_tiles(x, weight, bias, result, adds=extras == "residual", gated=extras == "gated", blocks=blocks)
         close(result, expected)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 20])
+def test_result_in_float32(num_tokens, device, random):
+    x, weight = draw((48, 576), num_tokens, device, random)
+    y = torch.empty((num_tokens, 48), device=device)
+    assert small_batch_linear(x, weight, out_NO=y) is y
+    torch.testing.assert_close(y, F.linear(x.float(), weight.float()), rtol=1e-4, atol=2e-5)
