@@ -16,7 +16,10 @@ from srt.kernels.row_product import Rows, multiply_rows
 from srt.kernels.tile_product import Tiles, multiply_tiles
 
 MOST_TOKENS = 64
-"""Beyond, general matrix multiplication wins."""
+"""Up to here a layer's products take less time than general ones and what is computed beside them.
+
+Measured on an H200 at the shapes of Llama-3.1-8B and Qwen3-0.6B, for 1, 16, 24, 32, 40 and 64 tokens.
+"""
 
 
 def small_batch_linear(
@@ -58,16 +61,6 @@ def small_batch_linear(
     return y_NO
 
 
-def wins(num_tokens: int, num_outputs: int, num_inputs: int) -> bool:
-    """Whether `small_batch_linear` is at least as fast as general matrix multiplication with what it computes beside.
-
-    Measured on an H200 at the shapes of Llama-3.1-8B and Qwen3-0.6B for 1, 16 and 64 tokens: it is on all of them, but
-    for projections of queries, keys and values at 64, which take 2 to 5 % longer. At 32 it computes as for 64, and a
-    step of Qwen3-0.6B took 8 % longer than with general products.
-    """
-    return num_tokens <= 16 or 48 < num_tokens <= MOST_TOKENS
-
-
 def rows_of(num_tokens: int, num_outputs: int, num_inputs: int) -> Rows | None:
     """For one token, and for up to four where few outputs make few tiles; else None. Measured best, or close to it."""
     if num_tokens == 1:
@@ -82,8 +75,16 @@ def rows_of(num_tokens: int, num_outputs: int, num_inputs: int) -> Rows | None:
 
 
 def tiles_of(num_tokens: int, num_outputs: int, num_inputs: int) -> Tiles:
-    """As many programs as a large GPU has processors, or a little fewer, if the outputs alone are not as many."""
+    """Of what was measured best for 16, 32 and 64 tokens.
+
+    As many programs as a large GPU has processors, or a little fewer, if the outputs alone are not as many.
+    """
     if num_outputs >= 16384:
         return Tiles(outputs=128, inputs=128, splits=1, stages=4, warps=8)
-    splits = max(min(128 // triton.cdiv(num_outputs, 64), triton.cdiv(num_inputs, 256), 8), 1)
-    return Tiles(outputs=64, inputs=128, splits=splits, stages=6 if num_tokens <= 16 else 4, warps=4)
+    splits = max(min(128 // triton.cdiv(num_outputs, 64), triton.cdiv(num_inputs, 512)), 1)
+    ahead = 512 if splits > 1 else 0
+    if num_tokens <= 16:
+        return Tiles(outputs=64, inputs=128, splits=splits, stages=6, warps=4, ahead=ahead)
+    if num_tokens <= 32 and num_inputs >= 4096:
+        return Tiles(outputs=64, inputs=256, splits=splits, stages=3, warps=4, ahead=ahead)
+    return Tiles(outputs=64, inputs=128, splits=splits, stages=4, warps=4, ahead=ahead)

@@ -26,7 +26,7 @@ LINE = tl.constexpr(64)
 class Tiles:
     """Outputs of a tile, inputs of a step, programs that share a tile, steps under way, and warps.
 
-    `ahead`: inputs, a power of two, whose weights are asked for while the kernel before still runs.
+    `ahead`: inputs whose weights are asked for while the kernel before still runs; 0, or a power of two from 64 on.
     """
 
     outputs: int
@@ -34,7 +34,7 @@ class Tiles:
     splits: int
     stages: int
     warps: int
-    ahead: int = 512
+    ahead: int = 0
 
 
 def multiply_tiles(

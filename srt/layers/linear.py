@@ -50,7 +50,7 @@ class Linear:
 
     def _streams(self, num_tokens: int) -> bool:
         """Whether so few tokens are bound by reading the weight, and neighbouring work hides in that."""
-        return self._kernels is not None and self._kernels.wins(num_tokens, *self.weight_OI.shape)
+        return self._kernels is not None and num_tokens <= self._kernels.MOST_TOKENS
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
         return self._multiply(x_NI)
