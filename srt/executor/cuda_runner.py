@@ -148,12 +148,12 @@ class CudaRunner:
             return None
         batch = ForwardBatch.build(plan, self._tables)
         if self._prompts.holds(plan.num_tokens):
-            hidden_ND = self._prompts.forward(batch)
+            attended = self._prompts.attend(batch)
         else:
-            hidden_ND = self._model.forward(batch.ids_N, batch.positions_N, self._attention.plan(batch))
+            attended = self._model.attend(batch.ids_N, batch.positions_N, self._attention.plan(batch))
         if len(batch.sample_logits) == 0:
             return None
-        return self._model.logits(hidden_ND[batch.logit_indices[batch.sample_logits]])
+        return self._model.logits(self._model.finish(*attended, batch.logit_indices[batch.sample_logits]))
 
     def _sample(self, launched: Launched, masks: TokenMasks | None) -> Sampled:
         plan, logits_SV = launched.plan, launched.logits_SV

@@ -78,9 +78,10 @@ class ModelRunner:
             self._tables.apply(plan)
             if plan.num_rows:
                 batch = ForwardBatch.build(plan, self._tables)
-                hidden_ND = self._model.forward(batch.ids_N, batch.positions_N, self._attention.plan(batch))
+                attend = self._attention.plan(batch)
+                hidden_LD = self._model.forward(batch.ids_N, batch.positions_N, attend, batch.logit_indices)
                 if len(batch.logit_indices):
-                    logits_LV = self._model.logits(hidden_ND[batch.logit_indices])
+                    logits_LV = self._model.logits(hidden_LD)
                     if len(batch.sample_logits):
                         launched.sampled = self._sample(batch, logits_LV, launched.masks)
         launched.done = True

@@ -27,14 +27,14 @@ SIZES = (16, *range(32, 128, 32), *range(128, 1024, 64), *range(1024, 2048, 128)
 @dataclass
 class PromptGraph:
     size: int
-    pieces: list[torch.cuda.CUDAGraph]  # before the first attention call, after it, ..., after the last
-    hidden_ND: torch.Tensor
+    pieces: list[torch.cuda.CUDAGraph]  # each ends where an attention call comes
+    residual_ND: torch.Tensor
 
 
 class PromptGraphs:
     def __init__(self, model: LlamaForCausalLM, attention: FlashInferBackend, most_tokens: int):
         self._model = model
-        self._attention = attention
+        self.attention = attention
         shape, device = attention.shape, attention.device
         self._sizes = [size for size in SIZES if size <= most_tokens]
         most = max(self._sizes, default=0)
@@ -50,33 +50,32 @@ class PromptGraphs:
     def holds(self, num_tokens: int) -> bool:
         return len(self._graphs) > 0 and num_tokens <= self._graphs[-1].size
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """The hidden states of the batch's tokens; the next launch overwrites them, in the stream's order."""
+    def attend(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the model's. The next launch overwrites what it gives, in the stream's order."""
         num_tokens = len(batch.ids_N)
         graph = next(graph for graph in self._graphs if graph.size >= num_tokens)
-        attention = self._attention.plan(batch)
+        attention = self.attention.plan(batch)
         self._inputs_3N[:, num_tokens : graph.size] = 0
         for line, values in zip(self._inputs_3N, (batch.ids_N, batch.positions_N, batch.slots_N), strict=True):
             line[:num_tokens] = values
-        graph.pieces[0].replay()
-        for layer, piece in enumerate(graph.pieces[1:]):
-            attention.attend(layer, self._q_NHC[:num_tokens], self._o_NHC[:num_tokens])
+        o_NHC = self._o_NHC[:num_tokens]
+        for layer, piece in enumerate(graph.pieces):
             piece.replay()
-        return graph.hidden_ND[:num_tokens]
+            attention.attend(layer, self._q_NHC[:num_tokens], o_NHC)
+        return o_NHC.view(num_tokens, -1), graph.residual_ND[:num_tokens]
 
     def _capture(self, size: int, pool: Any) -> PromptGraph:
         ids_N, positions_N, slots_N = self._inputs_3N[:, :size]
 
         def run(pieces: Pieces | None) -> torch.Tensor:
             attend = BetweenPieces(self, positions_N, slots_N, size, pieces)
-            return self._model.forward(ids_N, positions_N, attend)
+            return self._model.attend(ids_N, positions_N, attend)[1]
 
         run(None)  # first runs load and compile
         torch.cuda.synchronize()
         pieces = Pieces(pool)
-        hidden_ND = run(pieces)
-        pieces.end()
-        return PromptGraph(size, pieces.graphs, hidden_ND)
+        pieces.begin()
+        return PromptGraph(size, pieces.graphs, run(pieces))
 
     def rotate(self, layer: int, size: int, *inputs: Any) -> torch.Tensor:
         """Queries to where attention will find them, keys and values into the cache; where attention puts its own."""
@@ -86,7 +85,7 @@ class PromptGraphs:
             turns_P2F,
             positions_N,
             slots_N,
-            self._attention.cache[layer],
+            self.attention.cache[layer],
             *(norms or (None, None, 0.0)),
             q_NHC=self._q_NHC[:size],
         )
@@ -99,18 +98,13 @@ class Pieces:
     def __init__(self, pool: Any):
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self._pool = pool
-        self._begin()
 
-    def cut(self) -> None:
-        self.end()
-        self._begin()
+    def begin(self) -> None:
+        self.graphs.append(torch.cuda.CUDAGraph())
+        self.graphs[-1].capture_begin(self._pool)
 
     def end(self) -> None:
         self.graphs[-1].capture_end()
-
-    def _begin(self) -> None:
-        self.graphs.append(torch.cuda.CUDAGraph())
-        self.graphs[-1].capture_begin(self._pool)
 
 
 @dataclass(frozen=True)
@@ -128,5 +122,7 @@ class BetweenPieces:
     ) -> torch.Tensor:
         o_NHC = self.owner.rotate(layer, self.size, qkv_NSC, turns_P2F, self.positions_N, self.slots_N, norms)
         if self.pieces is not None:
-            self.pieces.cut()
+            self.pieces.end()
+            if layer + 1 < len(self.owner.attention.cache):
+                self.pieces.begin()
         return o_NHC

@@ -25,7 +25,7 @@ OUTPUTS = 128
 INPUTS = 64
 """Of a step: 128 bytes, as wide as the copy engine's pattern in shared memory."""
 
-GROUP = 16
+GROUP = 8
 """Rows of tiles that are computed together, so that what they share is still in the L2."""
 
 
@@ -49,7 +49,7 @@ def swiglu_linear(x_NI: torch.Tensor, weight_2FI: torch.Tensor) -> torch.Tensor:
         INPUTS=INPUTS,
         GROUP=GROUP,
         num_warps=8,
-        num_stages=4,
+        num_stages=3,
         **LAUNCH,
     )
     return y_NF

@@ -1,6 +1,7 @@
 """L4, each rank: the self-attention block around whatever computes attention over the paged K/V.
 
-Shapes: N tokens, D hidden size, H query heads and G key/value heads of this rank, C head_dim.
+Shapes: N tokens, D hidden size, H query heads and G key/value heads of this rank, C head_dim,
+E = H · C.
 """
 
 from __future__ import annotations
@@ -87,18 +88,19 @@ class Attention:
         residual_ND: torch.Tensor,
         turns: torch.Tensor,
         attend: Attend | FusedAttend,
-    ) -> torch.Tensor | None:
-        """Adds `x_ND`, if there is one, to the residual stream in place and attends to the norm of that.
-
-        What comes out is added to the stream too, or returned for the norm behind to add.
-        """
+    ) -> torch.Tensor:
+        """Adds `x_ND`, if there is one, to the residual stream in place and attends to the norm of that -> [N, E]."""
         num_tokens = len(residual_ND)
         qkv_NSC = self._qkv.of_normed(norm, x_ND, residual_ND).view(num_tokens, -1, self._head_dim)
         if self._on_gpu:
             o_NHC = attend(self._layer, qkv_NSC, turns, self._norms)
         else:
             o_NHC = self._attend_in_steps(qkv_NSC, turns, attend)
-        return self._output.onto(residual_ND, o_NHC.reshape(num_tokens, -1))
+        return o_NHC.reshape(num_tokens, -1)
+
+    def project(self, o_NE: torch.Tensor, residual_ND: torch.Tensor) -> torch.Tensor | None:
+        """Adds the projection of what all heads gave to the stream, or returns it for the norm behind to add."""
+        return self._output.onto(residual_ND, o_NE)
 
     @property
     def _norms(self) -> QKNorms | None:

@@ -66,7 +66,13 @@ class Linear:
             return self._kernels.small_batch_linear(
                 residual_NI, self.weight_OI, self.bias_O, (norm.weight_D, norm.eps), gated=gated
             )
-        y_NO = self(norm.of_sum(x_NI, residual_NI))
+        x_NI = norm.of_sum(x_NI, residual_NI)
+        if gated and self._context.on_gpu and self.bias_O is None:
+            from srt.kernels.swiglu_product import fits, swiglu_linear
+
+            if fits(x_NI, self.weight_OI):
+                return swiglu_linear(x_NI, self.weight_OI)
+        y_NO = self(x_NI)
         return silu_and_mul(y_NO) if gated else y_NO
 
 
@@ -120,9 +126,14 @@ class RowParallelLinear(Linear):
 
     def onto(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor | None:
         """Adds the product to the residual stream in place, or returns it for the norm behind to add."""
-        if self._parallel.size > 1 or not self._streams(len(x_NI)):
+        if self._parallel.size > 1 or not self._context.on_gpu:
             return self(x_NI)
-        self._kernels.small_batch_linear(x_NI, self.weight_OI, self._sum_bias_O, residual_NO=residual_NO)
+        if self._streams(len(x_NI)):
+            self._kernels.small_batch_linear(x_NI, self.weight_OI, self._sum_bias_O, residual_NO=residual_NO)
+        else:
+            residual_NO.addmm_(x_NI, self.weight_OI.T)
+            if self._sum_bias_O is not None:
+                residual_NO += self._sum_bias_O
         return None
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """L4, each rank: Llama and Mistral, a stack of pre-norm decoder layers with SwiGLU feed-forward blocks.
 
-Shapes: N tokens of a step, L those of them whose logits are wanted, D hidden size, V vocabulary.
+Shapes: N tokens of a step, L those of them whose logits are wanted, D hidden size, E features of all heads,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class FeedForward:
         self._down.pack()
 
     def __call__(self, norm: RMSNorm, x_ND: torch.Tensor | None, residual_ND: torch.Tensor) -> torch.Tensor | None:
-        """As the attention's."""
+        """Adds `x_ND`, if there is one, to the residual stream in place; adds its own to it, or returns it."""
         return self._down.onto(residual_ND, self._gate_up.of_normed(norm, x_ND, residual_ND, gated=True))
 
 
@@ -57,11 +58,15 @@ class DecoderLayer:
         self._attention_norm.pack()
         self._feed_forward_norm.pack()
 
-    def __call__(
+    def attend(
         self, x_ND: torch.Tensor | None, residual_ND: torch.Tensor, turns: torch.Tensor, attend: Attend | FusedAttend
-    ) -> torch.Tensor | None:
-        """Adds `x_ND`, which the layer before may have left, to the residual stream in place; may leave its own."""
-        x_ND = self._attention(self._attention_norm, x_ND, residual_ND, turns, attend)
+    ) -> torch.Tensor:
+        """Adds `x_ND`, which the layer before may have left, to the residual stream in place -> [N, E]."""
+        return self._attention(self._attention_norm, x_ND, residual_ND, turns, attend)
+
+    def finish(self, o_NE: torch.Tensor, residual_ND: torch.Tensor) -> torch.Tensor | None:
+        """Projection and feed-forward block, each token by itself. Adds to the residual stream; may leave a part."""
+        x_ND = self._attention.project(o_NE, residual_ND)
         return self._feed_forward(self._feed_forward_norm, x_ND, residual_ND)
 
 
@@ -89,13 +94,34 @@ class LlamaForCausalLM:
         self._norm.pack()
         self._head.pack()
 
-    def forward(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend | FusedAttend) -> torch.Tensor:
-        """The last layer's normalised hidden states [N, D]."""
+    def forward(
+        self,
+        ids_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend | FusedAttend,
+        wanted_L: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The last layer's normalised hidden states [N, D], or those of the tokens `wanted_L` alone [L, D]."""
+        return self.finish(*self.attend(ids_N, positions_N, attend), wanted_L)
+
+    def attend(
+        self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend | FusedAttend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All up to the last layer's attention, which is the last that reads other tokens -> [N, E], [N, D]."""
         x_ND, residual_ND = None, self._embedding(ids_N)
         turns = self._rotary.at(positions_N)
-        for layer in self._layers:
-            x_ND = layer(x_ND, residual_ND, turns, attend)
-        return self._norm.of_sum(x_ND, residual_ND)
+        *others, last = self._layers
+        for layer in others:
+            x_ND = layer.finish(layer.attend(x_ND, residual_ND, turns, attend), residual_ND)
+        return last.attend(x_ND, residual_ND, turns, attend), residual_ND
+
+    def finish(self, o_NE: torch.Tensor, residual_ND: torch.Tensor, wanted_L: torch.Tensor | None) -> torch.Tensor:
+        """`forward`'s result of what `attend` gave, for no more tokens than are wanted."""
+        if wanted_L is not None:
+            o_NE, residual_ND = o_NE[wanted_L], residual_ND[wanted_L]
+        if len(residual_ND) == 0:
+            return residual_ND
+        return self._norm.of_sum(self._layers[-1].finish(o_NE, residual_ND), residual_ND)
 
     def logits(self, x_LD: torch.Tensor, out_LV: torch.Tensor | None = None) -> torch.Tensor:
         """float32, in `out_LV` if it is given."""

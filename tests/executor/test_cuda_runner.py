@@ -188,3 +188,15 @@ def test_filters_penalties_and_logprobs_beside_plain_rows():
     assert biased.output == [7] * 8
     assert result.top_ids[1, 0] == forced.output[-1]
     assert result.logprobs[1] == pytest.approx(result.top_logprobs[1, 0])
+
+
+@pytest.mark.parametrize("num_rows", [1, 20, 100])
+def test_logits_are_not_rounded(num_rows):
+    model = model_of("llama")
+    config, device = our_config(model), torch.device("cuda", 0)
+    ours = load_model(config, model.state_dict().items(), torch.bfloat16, device, context_length=64)
+    x = torch.randn((num_rows, SIZES["hidden_size"]), device=device).bfloat16()
+    expected = x.float() @ model.lm_head.weight.T
+    torch.testing.assert_close(ours.logits(x), expected, rtol=1e-4, atol=1e-4)
+    out = torch.empty_like(expected)
+    assert torch.equal(ours.logits(x, out), out)
