@@ -58,7 +58,7 @@ class DecodeGraphs:
         most = spare_row
         self._inputs = torch.zeros(3 * most, dtype=torch.int64, device=device)
         # With shared prefixes the rows' lengths may add up to more than the pool has slots.
-        self._table = BlockTable(most, most * context_length, attention.shape.num_kv_heads, device)
+        self._table = BlockTable(most, most * context_length, device)
         self.logits_BV = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
         self.tokens_B = torch.empty(most, dtype=torch.int32, device=device)
         self._graphs: list[DecodeGraph] = []  # from small to large

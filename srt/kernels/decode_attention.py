@@ -2,9 +2,9 @@
 
 The positions of all rows are cut into blocks, which are laid one behind the other and shared out evenly among as many
 programs as the GPU holds. So whatever the rows' lengths are, all programs end together. A program keeps the running
-softmax of the row it is in. Rows that it has all of it finishes itself; of the others, its first and its last at most,
-it puts down what it has, and whoever comes last joins the parts, in their order (Dao et al. 2023, "Flash-Decoding").
-Lengths are read on the GPU: nothing is planned on the host, and a CUDA graph holds any lengths.
+softmax of the row it is in; what it has of a row, all or part, it puts down when the row or its share ends, and a
+second launch joins the parts (Dao et al. 2023, "Flash-Decoding"). Lengths are read on the GPU: nothing is planned on
+the host, and a CUDA graph holds any lengths.
 
 Shapes: B rows, H query heads, G key/value heads, Q = H / G, C head_dim, R table rows, P positions, T slots, M blocks,
 L positions of a block.
@@ -37,31 +37,30 @@ class Tiling:
     block: int  # positions
     warps: int
     programs: int  # on a multiprocessor, of all key heads
+    parts: int  # of a row that are joined at a time
 
     @classmethod
     def of(cls, num_rows: int, group: int) -> Tiling:
         """For this many rows whose key heads have `group` query heads each."""
         if num_rows <= 4:
-            return cls(64, 4, 2)
+            return cls(64, 4, 2, 8)
         if num_rows <= 16:
-            return cls(128, 4, 2)
+            return cls(128, 4, 2, 4)
         if num_rows <= 96:
-            return cls(64, 2, 4)
-        return cls(64, 4, 8) if group >= 4 else cls(32, 1, 6)
+            return cls(64, 2, 4, 1)
+        return cls(64, 4, 8, 1) if group >= 4 else cls(32, 1, 6, 1)
 
 
 class BlockTable:
     """Memory for where the K/V of `num_rows` rows lies that see `num_positions` together, block by block."""
 
-    def __init__(self, num_rows: int, num_positions: int, num_kv_heads: int, device: torch.device):
+    def __init__(self, num_rows: int, num_positions: int, device: torch.device):
         def integers(size: int) -> torch.Tensor:
             return torch.empty(size, dtype=torch.int32, device=device)
 
         self.first_B1 = integers(num_rows + 1)  # each row's first block, and behind them how many there are
         self.blocks_M = integers(num_rows + num_positions // LEAST_BLOCK)  # 256 x row + positions
         self.slots_ML = integers(num_rows * MOST_BLOCK + num_positions)
-        # How many parts of a row have been put down. Who joins them sets it back.
-        self.arrived_BG = torch.zeros((num_rows, num_kv_heads), dtype=torch.int32, device=device)
 
     def fill(
         self, rows_B: torch.Tensor, lengths_B: torch.Tensor, slots_RP: torch.Tensor, tiling: Tiling
@@ -116,31 +115,44 @@ def attend(q_BHC: torch.Tensor, kv_layer: torch.Tensor, blocks: DecodeBlocks, o_
     assert head_dim == triton.next_power_of_2(head_dim)
     group = num_heads // num_kv_heads
     programs = max(multiprocessors(q_BHC.device) * tiling.programs // num_kv_heads, 1)
-    part_PHC = torch.empty((programs * 2, num_heads, head_dim), dtype=torch.float32, device=q_BHC.device)
-    sums_2PH = torch.empty((2, programs * 2, num_heads), dtype=torch.float32, device=q_BHC.device)
+    # A part's place is the sum of its program's and its row's number: each next part has at least one of them larger.
+    part_BHKC = torch.empty((programs + num_rows, num_heads, head_dim), dtype=torch.float32, device=q_BHC.device)
+    sums_2KH = torch.empty((2, programs + num_rows, num_heads), dtype=torch.float32, device=q_BHC.device)
     _attend[(num_kv_heads, programs)](
         q_BHC,
         kv_layer,
         table.first_B1,
         table.blocks_M,
         table.slots_ML,
-        table.arrived_BG,
-        part_PHC,
-        sums_2PH,
-        o_BHC,
+        part_BHKC,
+        sums_2KH,
         num_rows,
         programs,
         kv_layer.stride(0),
         kv_layer.stride(1),
         kv_layer.stride(2),
         head_dim**-0.5 * 1.4426950408889634,
-        G=num_kv_heads,
+        H=num_heads,
         Q=group,
         C=head_dim,
         BLOCK_Q=max(triton.next_power_of_2(group), 16),
         BLOCK=tiling.block,
-        PARTS=max(16 // triton.next_power_of_2(group), 1),
         num_warps=tiling.warps,
+        **LAUNCH,
+    )
+    heads = min(num_heads & -num_heads, 8 // tiling.parts)
+    _join[(num_rows, num_heads // heads)](
+        part_BHKC,
+        sums_2KH,
+        table.first_B1,
+        o_BHC,
+        num_rows,
+        programs,
+        H=num_heads,
+        C=head_dim,
+        HEADS=heads,
+        PARTS=tiling.parts,
+        num_warps=4,
         **LAUNCH,
     )
 
@@ -193,24 +205,20 @@ def _attend(
     first_blocks,
     blocks,
     slots,
-    arrived,
-    part,
-    sums,
-    o,
+    part_out,
+    sums_out,
     num_rows,
     programs,
     kv_stride_kind,
     kv_stride_slot,
     kv_stride_head,
     scale,
-    G: tl.constexpr,
+    H: tl.constexpr,
     Q: tl.constexpr,
     C: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
-    H: tl.constexpr = G * Q
     g = tl.program_id(0)
     program = tl.program_id(1)
     h = tl.arange(0, BLOCK_Q)
@@ -221,108 +229,79 @@ def _attend(
     share = tl.cdiv(num_blocks, programs)
     begin = program * share
     end = tl.minimum(begin + share, num_blocks)
-    if begin < end:
-        best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK_Q,), tl.float32)
-        value = tl.zeros((BLOCK_Q, C), tl.float32)
-        current = tl.load(blocks + begin)
-        first_row = current >> 8
-        row_before = -1
-        for block in tl.range(begin, end, num_stages=2):
-            coming = tl.load(blocks + block + 1, mask=block + 1 < end, other=-256)
-            row = current >> 8
-            inside = at < (current & 255)
-            slot = tl.load(slots + block * BLOCK + at).to(tl.int64)
-            place = kv + slot[:, None] * kv_stride_slot + g * kv_stride_head + c[None, :]
-            k = tl.load(place)
-            v = tl.load(place + kv_stride_kind)
-            head = row * H + g * Q + h
-            query = tl.load(q + head[:, None] * C + c[None, :], mask=(h < Q)[:, None], other=0.0)
-            fresh = row != row_before
-            best = tl.where(fresh, float("-inf"), best)
-            total = tl.where(fresh, 0.0, total)
-            value = tl.where(fresh, 0.0, value)
-            if not COMPILED:  # the interpreter cannot multiply bfloat16
-                query, k, v = query.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
-            score = tl.where(inside[None, :], tl.dot(query, tl.trans(k)) * scale, float("-inf"))
-            highest = tl.maximum(best, tl.max(score, axis=1))
-            weight = tl.exp2(score - highest[:, None])
-            fade = tl.exp2(best - highest)
-            total = total * fade + tl.sum(weight, axis=1)
-            value = tl.dot(weight.to(v.dtype), v, value * fade[:, None])
-            best = highest
-            if coming >> 8 != row:  # the row, or this program's share of it, is over
-                whole = (tl.load(first_blocks + row) >= begin) & (tl.load(first_blocks + row + 1) <= end)
-                if whole:
-                    result = (value / total[:, None]).to(o.dtype.element_ty)
-                    tl.store(o + head[:, None] * C + c[None, :], result, mask=(h < Q)[:, None])
-                else:
-                    index = place_of_part(program, row != first_row, H) + g * Q + h
-                    tl.store(part + index[:, None] * C + c[None, :], value, mask=(h < Q)[:, None])
-                    tl.store(sums + index, best, mask=h < Q)
-                    tl.store(sums + programs * 2 * H + index, total, mask=h < Q)
-            row_before = row
-            current = coming
-        tl.debug_barrier()
-        join_if_last(first_row, share, first_blocks, arrived, part, sums, o, programs, g, G, Q, C, PARTS)
-        if row_before != first_row:
-            join_if_last(row_before, share, first_blocks, arrived, part, sums, o, programs, g, G, Q, C, PARTS)
+    best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_Q,), tl.float32)
+    value = tl.zeros((BLOCK_Q, C), tl.float32)
+    row_before = -1
+    current = tl.load(blocks + begin, mask=begin < end, other=0)
+    for block in tl.range(begin, end, num_stages=2):
+        coming = tl.load(blocks + block + 1, mask=block + 1 < end, other=-256)
+        row = current >> 8
+        inside = at < (current & 255)
+        slot = tl.load(slots + block * BLOCK + at).to(tl.int64)
+        place = kv + slot[:, None] * kv_stride_slot + g * kv_stride_head + c[None, :]
+        k = tl.load(place)
+        v = tl.load(place + kv_stride_kind)
+        head = row * H + g * Q + h
+        query = tl.load(q + head[:, None] * C + c[None, :], mask=(h < Q)[:, None], other=0.0)
+        fresh = row != row_before
+        best = tl.where(fresh, float("-inf"), best)
+        total = tl.where(fresh, 0.0, total)
+        value = tl.where(fresh, 0.0, value)
+        if not COMPILED:  # the interpreter cannot multiply bfloat16
+            query, k, v = query.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
+        score = tl.where(inside[None, :], tl.dot(query, tl.trans(k)) * scale, float("-inf"))
+        highest = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp2(score - highest[:, None])
+        fade = tl.exp2(best - highest)
+        total = total * fade + tl.sum(weight, axis=1)
+        value = tl.dot(weight.to(v.dtype), v, value * fade[:, None])
+        best = highest
+        if coming >> 8 != row:  # the row, or this program's share of it, is over
+            index = (program + row) * H + g * Q + h
+            tl.store(part_out + index[:, None].to(tl.int64) * C + c[None, :], value, mask=(h < Q)[:, None])
+            tl.store(sums_out + index, best, mask=h < Q)
+            tl.store(sums_out + (programs + num_rows) * H + index, total, mask=h < Q)
+        row_before = row
+        current = coming
 
 
-@triton.jit
-def place_of_part(program, is_second, H: tl.constexpr):
-    """A program has at most two parts of rows: its first row's and its last one's."""
-    return (program * 2 + is_second.to(tl.int32)) * H
-
-
-@triton.jit
-def join_if_last(
-    row,
-    share,
-    first_blocks,
-    arrived,
+@triton.jit(do_not_specialize=["num_rows", "programs"])
+def _join(
     part,
     sums,
+    first_blocks,
     o,
+    num_rows,
     programs,
-    g,
-    G: tl.constexpr,
-    Q: tl.constexpr,
+    H: tl.constexpr,
     C: tl.constexpr,
+    HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Finishes a row if it is in parts and all of them are there."""
-    H: tl.constexpr = G * Q
-    BLOCK_H: tl.constexpr = triton.next_power_of_2(Q)
-    begin = tl.load(first_blocks + row)
-    program = begin // share
+    row = tl.program_id(0)
+    k = tl.arange(0, PARTS)
+    h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    c = tl.arange(0, C)
+    follow()
+    share = tl.cdiv(tl.load(first_blocks + num_rows), programs)
+    program = tl.load(first_blocks + row) // share
     last = (tl.load(first_blocks + row + 1) - 1) // share
-    if last > program:
-        # Before it others' parts are written, after it they are read.
-        others = tl.atomic_add(arrived + row * G + g, 1, sem="acq_rel")
-        if others == last - program:
-            k = tl.arange(0, PARTS)
-            h = tl.arange(0, BLOCK_H)
-            c = tl.arange(0, C)
-            head = g * Q + h
-            best = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-            total = tl.zeros((BLOCK_H,), tl.float32)
-            value = tl.zeros((BLOCK_H, C), tl.float32)
-            while program <= last:
-                other = program + k
-                used = (other <= last)[:, None] & (h < Q)[None, :]
-                index = place_of_part(other, begin > other * share, H)[:, None] + head[None, :]
-                part_best = tl.load(sums + index, mask=used, other=float("-inf"), cache_modifier=".cg")
-                part_total = tl.load(sums + programs * 2 * H + index, mask=used, other=0.0, cache_modifier=".cg")
-                place = part + index[:, :, None] * C + c[None, None, :]
-                part_value = tl.load(place, mask=used[:, :, None], other=0.0, cache_modifier=".cg")
-                highest = tl.maximum(tl.maximum(best, tl.max(part_best, axis=0)), -1e30)
-                weight = tl.exp2(part_best - highest[None, :])
-                fade = tl.exp2(best - highest)
-                total = total * fade + tl.sum(part_total * weight, axis=0)
-                value = value * fade[:, None] + tl.sum(part_value * weight[:, :, None], axis=0)
-                best = highest
-                program += PARTS
-            result = (value / total[:, None]).to(o.dtype.element_ty)
-            tl.store(o + (row * H + head)[:, None] * C + c[None, :], result, mask=(h < Q)[:, None])
-            tl.store(arrived + row * G + g, 0)
+    best = tl.full((HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    value = tl.zeros((HEADS, C), tl.float32)
+    while program <= last:
+        used = (program + k <= last)[:, None] & (h < H)[None, :]
+        index = (program + k + row)[:, None] * H + h[None, :]
+        part_best = tl.load(sums + index, mask=used, other=float("-inf"))
+        part_total = tl.load(sums + (programs + num_rows) * H + index, mask=used, other=0.0)
+        place = part + index[:, :, None].to(tl.int64) * C + c[None, None, :]
+        part_value = tl.load(place, mask=used[:, :, None], other=0.0)
+        highest = tl.maximum(best, tl.max(part_best, axis=0))
+        weight = tl.exp2(part_best - highest[None, :])
+        fade = tl.exp2(best - highest)
+        total = total * fade + tl.sum(part_total * weight, axis=0)
+        value = value * fade[:, None] + tl.sum(part_value * weight[:, :, None], axis=0)
+        best = highest
+        program += PARTS
+    tl.store(o + (row * H + h)[:, None] * C + c[None, :], (value / total[:, None]).to(o.dtype.element_ty))

@@ -47,7 +47,7 @@ def test_attend(num_heads, num_kv_heads, head_dim, lengths, tiled_for, device, r
     slots = torch.randint(num_slots, (num_rows + 2, context), device=device, generator=random).int()
     rows = torch.randperm(num_rows + 2, device=device, generator=random)[:num_rows]
     q = (torch.randn((num_rows, num_heads, head_dim), device=device, generator=random) * 2).bfloat16()
-    table = BlockTable(num_rows, sum(lengths), num_kv_heads, device)
+    table = BlockTable(num_rows, sum(lengths), device)
     lengths = torch.tensor(lengths, device=device)
     blocks = table.fill(rows, lengths, slots, Tiling.of(tiled_for, num_heads // num_kv_heads))
     o, again = torch.empty_like(q), torch.empty_like(q)

@@ -101,7 +101,7 @@ class FlashInferBackend:
     def _decode_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
         kv_lens_B = plan.start[rows] + 1
         row_B, lengths_B = upload(self.device, plan.row[rows], kv_lens_B)
-        table = BlockTable(len(kv_lens_B), int(kv_lens_B.sum()), self.shape.num_kv_heads, self.device)
+        table = BlockTable(len(kv_lens_B), int(kv_lens_B.sum()), self.device)
         return DecodePart(rows, table.fill(row_B, lengths_B, slots_RP, Tiling.of(len(kv_lens_B), self.shape.group)))
 
     def _chunks_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
