@@ -27,6 +27,7 @@ class Tenancy:
     allocated: int  # slots that the row has, a multiple of the page size
     node: Node  # the deepest locked node
     cached_tokens: int  # what matched when it was opened
+    revived: int  # of these, what no other tenancy was using
 
 
 class Ledger:
@@ -87,6 +88,12 @@ class Ledger:
         """How many tokens of `key` an `open` would find cached. Pure: nothing counts as used."""
         return self._match(namespace, key).length
 
+    def touch(self, namespace: bytes, key: bytes) -> int:
+        """As `peek`, but what is found counts as used just now."""
+        match = self._match(namespace, key)
+        self.cache.touch(match)
+        return match.length
+
     def fits(self, namespace: bytes, key: bytes, length: int, reserve: int = 0) -> bool:
         """Whether an `open` would find the slots, if a row is free. Pure."""
         return self._fits(self._match(namespace, key), length, reserve)
@@ -100,13 +107,14 @@ class Ledger:
         match = self._match(namespace, key)
         if not self.pool.free_rows or not self._fits(match, length, reserve):
             return None
+        revived = self.cache.tokens_to_lock(match)
         node = self.cache.acquire(namespace, match)
         row = self.pool.alloc()
         position = 0
         for found in match.path:
             self.table[row, position : position + len(found.slots)] = found.slots
             position += len(found.slots)
-        tenancy = Tenancy(row, namespace, match.length, match.length, node, match.length)
+        tenancy = Tenancy(row, namespace, match.length, match.length, node, match.length, revived)
         self.tenancies[row] = tenancy
         self.grow(tenancy, length)
         return tenancy

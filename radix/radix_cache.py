@@ -59,6 +59,13 @@ class RadixCache:
         # A locked node has no unlocked parent: if any node is unlocked, the last one is.
         return (sum(unlocked) - match.overhang) // TOKEN_BYTES if unlocked else 0
 
+    def touch(self, match: Match) -> None:
+        """The unlocked nodes of a match become the youngest."""
+        for node in reversed(match.path):
+            if node.lock_ref == 0:
+                self.order.discard(node)
+                self.order.add(node)
+
     def acquire(self, namespace: bytes, match: Match) -> Node:
         """Locks a match and returns its deepest node, the root if nothing matched. `match.path` becomes exact."""
         root = self.roots.get(namespace)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radix import Ledger
+from srt.scheduler.cache_share import CacheShare
 from srt.scheduler.policy import WaitingQueue
 from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
@@ -52,6 +53,7 @@ class Planner:
         self._token_budget = token_budget
         self._max_running = max_running
         self._reserve_ratio = RESERVE_START
+        self._cache_share = CacheShare(ledger.capacity)
         self._claimant: Request | None = None  # was refused what less urgent requests have
         self._step = 0
 
@@ -97,6 +99,7 @@ class Planner:
                 break
         if not requests:
             return None
+        self._cache_share.step()
         self._reserve_ratio = max(RESERVE_LEAST, self._reserve_ratio * RESERVE_DECAY)
         return Plan(self._batch(requests, lengths, num_decode, self.running[num_running:]), requests)
 
@@ -144,7 +147,7 @@ class Planner:
     def _admit(self) -> Iterator[Request]:
         """Moves waiting requests to the running ones, one each time it is asked, if all its slots can be had now."""
         growth = self._growth() if self.waiting and len(self.running) < self._max_running else 0
-        while self.waiting and len(self.running) < self._max_running:
+        while self.waiting and len(self.running) < self._max_running and not self._holds_back():
             request = self.waiting.first()
             growth += min(request.max_growth, RESERVE_MOST)
             length = request.length
@@ -156,11 +159,17 @@ class Planner:
             self.running.append(request)
             request.tenancy = tenancy
             request.planned = tenancy.cached_tokens
+            self._cache_share.admitted(tenancy.revived, length - tenancy.cached_tokens)
             if request.cached_tokens < 0:
                 request.cached_tokens = tenancy.cached_tokens
             yield request
         if self.waiting and self.waiting.preemptive and self._less_urgent(self.waiting.first()):
             self._claimant = self.waiting.first()
+
+    def _holds_back(self) -> bool:
+        """Requests wait for memory that is more useful with what is cached in it, as long as any run."""
+        spares = not self.waiting.follows_cache or self._cache_share.spares(self._ledger.available_tokens)
+        return not spares and bool(self.running)
 
     def _growth(self) -> int:
         return sum(min(request.max_growth, RESERVE_MOST) for request in self.running)

@@ -7,7 +7,7 @@ looks at the whole queue.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -34,6 +34,9 @@ class Order(Protocol):
 
     preemptive: bool
     """Whether a request may take the place of one that runs and is less urgent."""
+
+    follows_cache: bool
+    """Whether what is cached is served first, so that to leave room for it pays."""
 
     def urgency(self, request: Request) -> int: ...
 
@@ -78,6 +81,7 @@ class ByUrgency:
 
     def __init__(self, sign: int) -> None:
         self.preemptive = sign != 0
+        self.follows_cache = False
         self._sign = sign
         self._ranking = Ranking()
 
@@ -97,12 +101,14 @@ class ByUrgency:
 class LongestPrefixMatch:
     """The one with the most cached tokens first; retracted ones before all others.
 
-    Who comes is matched once. From then on a match can grow by what others bring into the tree: then the oldest of
-    those that share most with the one that was admitted is matched again, and when it is gone the next. It can shrink
-    by evictions: then it is noticed when the request has come first.
+    Who comes is matched once, and what it found is evicted after what nobody waits for. From then on a match can grow
+    by what others bring into the tree: then the oldest of those that share most with the one that was admitted is
+    matched again, and when it is gone the next. It can shrink by evictions: then it is noticed when the request has
+    come first.
     """
 
     preemptive = False
+    follows_cache = True
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -115,7 +121,7 @@ class LongestPrefixMatch:
 
     def add(self, request: Request) -> None:
         self._families.add(request)
-        self._ranking.add(request, self._rank(request))
+        self._ranking.add(request, self._rank(request, self._ledger.touch))
 
     def remove(self, request: Request, admitted: bool) -> None:
         self._ranking.remove(request)
@@ -139,14 +145,14 @@ class LongestPrefixMatch:
                 break
         return self._ranking.first()
 
-    def _rank(self, request: Request) -> int:
+    def _rank(self, request: Request, match: Callable[[bytes, bytes], int]) -> int:
         if request.num_retractions:
             return FIRST
-        return -self._ledger.peek(request.namespace, request.key(request.length - 1))
+        return -match(request.namespace, request.key(request.length - 1))
 
     def _match_again(self, request: Request) -> bool:
         """Whether its rank is another now."""
-        rank = self._rank(request)
+        rank = self._rank(request, self._ledger.peek)
         if rank == self._ranking.rank(request):
             return False
         self._ranking.remove(request)
@@ -162,6 +168,7 @@ class DepthFirst:
     """
 
     preemptive = False
+    follows_cache = False
 
     def __init__(self) -> None:
         self._retracted = Ranking()
@@ -200,6 +207,7 @@ class WaitingQueue:
     def __init__(self, order: Order) -> None:
         self.num_tokens = 0
         self.preemptive = order.preemptive
+        self.follows_cache = order.follows_cache
         self.urgency = order.urgency
         self._order = order
         self._arrivals = Ranking()

@@ -130,7 +130,8 @@ class Harness:
         assert self.ledger.peek(namespace, to_key(key_tokens)) == matched
         missing = max(0, self.pages(length) - matched // self.page_size)
         heads = self.heads(namespace, tokens[:matched])
-        evictable = [page for page in self.evictable() if page not in heads]
+        idle = self.evictable()
+        evictable = [page for page in idle if page not in heads]
         fits = missing * self.page_size + reserve <= (len(self.free) + len(evictable)) * self.page_size
         assert self.ledger.fits(namespace, to_key(key_tokens), length, reserve) == fits
         before = cached_pages(self.ledger)
@@ -141,6 +142,7 @@ class Harness:
             self.check()
             return None
         assert (tenancy.cached_tokens, tenancy.shared, tenancy.namespace) == (matched, matched, namespace)
+        assert tenancy.revived == sum(page in idle for page in heads) * self.page_size
         request = Request(tenancy, namespace, tokens, matched, matched, [])
         self.requests.append(request)
         self.make_room(missing)
@@ -215,6 +217,20 @@ class Harness:
             request.shared += size
         request.computed = max(request.computed, request.shared)
         assert self.ledger.adopt(request.tenancy, to_key(tokens)) == expected
+        self.check()
+
+    def touch(self, namespace: bytes, tokens: tuple[int, ...]) -> None:
+        """What is found in part counts as used in whole, as far as the tree has it in one node."""
+        matched = self.matched(namespace, tokens)
+        match = self.ledger.cache.match(namespace, to_key(tokens))
+        assert self.ledger.touch(namespace, to_key(tokens)) == matched
+        self.clock += 1
+        key = b"".join(node.key for node in match.path)
+        touched = [(namespace, key[: end * 4]) for end in range(self.page_size, len(key) // 4 + 1, self.page_size)]
+        locked = dict.fromkeys(self.locked())
+        for page in touched:
+            if page not in locked:
+                self.released[page] = self.clock
         self.check()
 
     def close(self, request: Request, end: int | None) -> None:

@@ -41,7 +41,9 @@ def drive(harness: Harness, rng: random.Random, operations: int) -> None:
             harness.compute(request, rng.randrange(context + 1))
         elif choice < 0.75:
             harness.share(request, rng.choice([request.computed, rng.randrange(context)]))
-        elif choice < 0.8:
+        elif choice < 0.78:
+            harness.touch(b"", rng.choice(known)[: rng.randrange(context)])
+        elif choice < 0.82:
             harness.adopt(request, rng.choice([context, rng.randrange(context)]))
         elif choice < 0.995:
             harness.close(request, rng.choice([None, context, context, rng.randrange(context)]))
@@ -109,6 +111,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), end=st.none() | st.integers(0, 20))
     def close(self, data: st.DataObject, end: int | None) -> None:
         self.harness.close(self.pick(data), end)
+
+    @rule(namespace=st.sampled_from([b"", b"n"]), tokens=st.lists(st.integers(0, 1), max_size=20).map(tuple))
+    def touch(self, namespace: bytes, tokens: tuple[int, ...]) -> None:
+        self.harness.touch(namespace, tokens)
 
     @rule()
     def flush(self) -> None:

@@ -207,8 +207,9 @@ def test_no_request_is_looked_at_that_does_not_come_first():
     """However many wait, a question costs as much: unmatched ones are matched once, when they come."""
     ledger = make_ledger()
     looked = []
-    peek = ledger.peek
+    peek, touch = ledger.peek, ledger.touch
     ledger.peek = lambda namespace, key: looked.append(key) or peek(namespace, key)
+    ledger.touch = lambda namespace, key: looked.append(key) or touch(namespace, key)
     queue = make_queue("lpm", ledger)
     for serial in range(2000):
         queue.add(waiting(serial, (serial + 10, 1, 2)))
@@ -216,6 +217,16 @@ def test_no_request_is_looked_at_that_does_not_come_first():
     for _ in range(100):
         queue.admit(queue.first())
     assert len(looked) == 2000 + 100
+
+
+def test_what_a_waiting_request_found_is_evicted_after_what_nobody_waits_for():
+    ledger = make_ledger(num_pages=12)
+    queue = make_queue("lpm", ledger)
+    for serial, token in enumerate((1, 2, 3)):
+        cache(ledger, waiting(serial, (token,) * 4))
+    queue.add(waiting(4, (1,) * 5))
+    ledger.close(ledger.open(b"", b"", 8), None)
+    assert [ledger.peek(b"", pack_ids((token,) * 4)) for token in (1, 2, 3)] == [4, 0, 0]
 
 
 # ---- in the loop ----------------------------------------------------------------------------------------------------
