@@ -68,9 +68,9 @@ class Linear:
             )
         x_NI = norm.of_sum(x_NI, residual_NI)
         if gated and self._context.on_gpu and self.bias_O is None:
-            from srt.kernels.swiglu_product import fits, swiglu_linear
+            from srt.kernels.swiglu_product import fits, swiglu_linear, wins
 
-            if fits(x_NI, self.weight_OI):
+            if fits(x_NI, self.weight_OI) and wins(len(x_NI), len(self.weight_OI) // 2, x_NI.device):
                 return swiglu_linear(x_NI, self.weight_OI)
         y_NO = self(x_NI)
         return silu_and_mul(y_NO) if gated else y_NO

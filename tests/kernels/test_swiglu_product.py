@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from srt.kernels.swiglu_product import fits, swiglu_linear
+from srt.kernels import swiglu_product
+from srt.kernels.swiglu_product import fits, swiglu_linear, wins
 
 
 def draw(num_tokens, size, num_inputs, device, random, dtype=torch.bfloat16):
@@ -43,3 +44,12 @@ def test_fits(device, random):
     assert not fits(x, weight)
     x, weight = draw(5, 128, 96, device, random)
     assert not fits(x, weight)
+
+
+def test_wins_where_it_was_measured_to(monkeypatch):
+    monkeypatch.setattr(swiglu_product, "processors", lambda device: 132)
+    device = torch.device("cpu")
+    assert all(wins(num_tokens, 14336, device) for num_tokens in (128, 256, 640, 768, 1024, 2048, 4096, 8192))
+    assert not any(wins(num_tokens, 14336, device) for num_tokens in (72, 160, 192, 320))
+    assert all(wins(num_tokens, 3072, device) for num_tokens in (640, 2048, 4096))
+    assert not any(wins(num_tokens, 3072, device) for num_tokens in (72, 128, 256, 384, 768))
