@@ -1,7 +1,7 @@
 """The default model in bfloat16 on a GPU, judged token by token by transformers on the same GPU in float32.
 
 Both have the weights that bfloat16 leaves. A token must be the best by transformers' logits after the same tokens, or
-so near to it that bfloat16, in which the logits themselves are rounded by up to 0.06, may take one for the other.
+so near to it that what bfloat16 rounds between the layers may make it the best.
 """
 
 from __future__ import annotations
