@@ -15,6 +15,7 @@ from radix.allocator import TokenToKVPoolAllocator
 from radix.radix_cache import Match, PageObserver, RadixCache
 from radix.req_to_token_pool import ReqToTokenPool
 from radix.tree import TOKEN_BYTES, Node
+from radix.trunks import Trunk, trunks
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +119,13 @@ class Ledger:
         self.tenancies[row] = tenancy
         self.grow(tenancy, length)
         return tenancy
+
+    def trunks(self, tenancies: list[Tenancy], least: int) -> list[Trunk]:
+        """Which of these, by index, are best read together, their rows having the same slots; see `radix.trunks`. Pure.
+
+        Nothing but a tenancy's own `open`, `adopt` and `share` changes the answer.
+        """
+        return trunks([tenancy.node for tenancy in tenancies], least) if self._cache_enabled else []
 
     def pages_to_grow(self, tenancy: Tenancy, length: int) -> int:
         """How many pages `grow` will take. Pure."""

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from radix import Ledger
+from radix import Ledger, Tenancy
 from srt.scheduler.cache_share import CacheShare
 from srt.scheduler.policy import WaitingQueue
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
+from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, SharedPrefix
 
 # The share of the tokens that running requests may still generate which admission keeps free for them. It starts high,
 # decays as steps pass without trouble, and jumps when memory ran out after all. Who may generate more than RESERVE_MOST
@@ -35,6 +35,9 @@ CROWD, CROWD_SHARE = 4, 0.5
 
 PREEMPTED_MOST = 4
 """How often a request may have been retracted and still give way to a more urgent one."""
+
+SHARED_LEAST = 1024
+"""Tokens whose K/V need not be read again, from which on rows are worth a group of their own."""
 
 
 class Plan(NamedTuple):
@@ -55,6 +58,7 @@ class Planner:
         self._reserve_ratio = RESERVE_START
         self._cache_share = CacheShare(ledger.capacity)
         self._claimant: Request | None = None  # was refused what less urgent requests have
+        self._neighbours = Neighbours(ledger)
         self._step = 0
 
     def release(self, request: Request) -> None:
@@ -88,7 +92,7 @@ class Planner:
             (decode if victim in decode else prefill).remove(victim)
             admitted = iter(())
         num_decode, num_running = len(decode), len(self.running)
-        requests, lengths = decode, [1] * num_decode
+        requests, lengths = self._neighbours.order(decode), [1] * num_decode
         budget = self._room(num_decode, len(prefill) + num_waiting)
         for request in chain(prefill, admitted):
             length = self._chunk(request, budget)
@@ -248,7 +252,29 @@ class Planner:
             samples=samples,
             table_start=table_start,
             slots=self._ledger.table[line, position],
+            shared=self._neighbours.shared,
         )
+
+
+class Neighbours:
+    """Which decode rows of a step share a prefix. As long as the rows are the same, so is the answer."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.shared: tuple[SharedPrefix, ...] = ()
+        self._ledger = ledger
+        self._tenancies: list[Tenancy] = []
+        self._order: list[int] = []
+
+    def order(self, decode: list[Request]) -> list[Request]:
+        """The rows, with those of a group side by side at the front."""
+        tenancies = [request.tenancy for request in decode]
+        if tenancies != self._tenancies:
+            trunks = self._ledger.trunks(tenancies, SHARED_LEAST)
+            grouped = dict.fromkeys(index for trunk in trunks for index in trunk.members)
+            alone = [index for index in range(len(decode)) if index not in grouped]
+            self._tenancies, self._order = tenancies, [*grouped, *alone]
+            self.shared = tuple(SharedPrefix(len(trunk.members), trunk.tokens) for trunk in trunks)
+        return [decode[index] for index in self._order]
 
 
 def _int32(values: list[int]) -> np.ndarray:

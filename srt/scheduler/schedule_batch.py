@@ -26,6 +26,13 @@ class OpenedRow:
     stop_token_ids: tuple[int, ...]  # EOS included unless ignored: what min_new_tokens forbids
 
 
+class SharedPrefix(NamedTuple):
+    """Neighbouring decode rows whose first positions have the same slots."""
+
+    rows: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleBatch:
     """One forward over B rows, decode rows first. All arrays are int32 of length B unless a shape is given.
@@ -47,6 +54,7 @@ class ScheduleBatch:
     samples: np.ndarray  # bool
     table_start: np.ndarray  # `slots` holds, row after row, the slot table's entries [table_start, start + length)
     slots: np.ndarray  # int32 [sum(start + length - table_start)]
+    shared: tuple[SharedPrefix, ...] = ()  # of the first decode rows, one group after the other; whole pages
 
     @property
     def num_rows(self) -> int:

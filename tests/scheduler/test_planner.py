@@ -305,3 +305,25 @@ def test_retraction_prefers_few_outputs_then_the_youngest(nothing_reserved):
     simulation.planner._retract = lambda victim: victims.append(victim) or retract(victim)
     simulation.run().check()
     assert [victim.rid for victim in victims[:3]] == [4, 3, 2]
+
+
+# ---- shared prefixes ------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_share_a_prefix_are_neighbours():
+    """Two families whose requests come in turn, and one request of no family; a group ends with its last but one."""
+    left, right = [5] * 8, [6] * 6
+    messages = [request(1, [*left, 10], 4), request(2, [*right, 11], 6), request(3, [12] * 7, 6)]
+    messages += [request(4, [*left, 13], 6), request(5, [*right, 14], 6)]
+    simulation = run(Setting(num_pages=200, max_running=8, token_budget=64), {1: messages})
+    plans = [plan for plan in simulation.consensus.plans if plan and plan.batch.num_decode]
+    rows = [([request.rid for request in requests], batch.shared) for batch, requests in plans]
+    assert rows[0] == ([1, 4, 2, 5, 3], ((2, 8), (2, 6)))
+    assert rows[-1] == ([2, 5, 3, 4], ((2, 6),))
+
+
+def test_few_tokens_in_common_make_no_group(monkeypatch):
+    monkeypatch.setattr(srt.scheduler.planner, "SHARED_LEAST", 16)
+    messages = [request(rid, [5] * 8 + [rid], 4) for rid in (1, 2, 3)]
+    simulation = run(Setting(num_pages=200, max_running=8, token_budget=64), {1: messages[:2], 2: messages[2:]})
+    assert [batch.shared for batch in simulation.executor.batches if batch.num_decode][:2] == [(), ((3, 8),)]

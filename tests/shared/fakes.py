@@ -190,10 +190,23 @@ class FakeExecutor:
         first_of_page = slots[:, position - position % self.page_size]
         assert (first_of_page[seen] % self.page_size == 0).all(), "a page is not aligned"
         assert (slots == first_of_page + position % self.page_size)[seen].all(), "a page is not in one piece"
+        self._check_shared(batch, slots)
         targets = slots[written]
         assert len(set(targets.tolist())) == len(targets), "two rows of one step write to the same slot"
         self.kv[targets] = prefixes[written]
         assert (self.kv[used] == prefixes[seen]).all(), "attends to another prefix's K/V"
+
+    def _check_shared(self, batch: ScheduleBatch, slots: np.ndarray) -> None:
+        begin = 0
+        for rows, tokens in batch.shared:
+            end = begin + rows
+            assert rows > 1
+            assert tokens > 0
+            assert tokens % self.page_size == 0
+            assert (batch.start[begin:end] >= tokens).all(), "a row shares what it writes"
+            assert (slots[begin:end, :tokens] == slots[begin, :tokens]).all(), "rows of a group read other slots"
+            begin = end
+        assert begin <= batch.num_decode
 
     def _run_sample(self, launch: FakeLaunch) -> None:
         batch = launch.batch
