@@ -1,10 +1,11 @@
-"""L4, each rank: CUDA graphs of decode steps, one pair per batch size: the forward, and the draw of its tokens.
+"""L4, each rank: CUDA graphs of decode steps, for each batch size one of the forward and one of the draw of its tokens.
 
 A graph begins with gathering its tokens, positions and slots from the row tables and ends with the new tokens in them,
 so a step costs the host one small upload and two launches. A batch takes the next larger size; the rows that are too
-many work on a spare row of the tables and the spare page.
+many work on a spare row of the tables and the spare page. Some sizes have a second forward, for rows that share
+prefixes.
 
-Shapes: B rows of a graph, V vocabulary.
+Shapes: B rows of a graph, V vocabulary, M items of work.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from srt.executor.attention.flashinfer import DecodePart, FlashInferBackend, StepAttention
+from srt.executor.attention.flashinfer import CascadePart, DecodePart, FlashInferBackend, Part, StepAttention
 from srt.executor.cuda_sampler import CudaSampler
 from srt.executor.tables import RowTables
 from srt.kernels import decode_inputs, sampling
@@ -30,10 +31,16 @@ def graph_sizes(most_rows: int) -> list[int]:
     return [size for size in ladder if size < most_rows] + [most_rows]
 
 
+def has_cascade(size: int, most_rows: int) -> bool:
+    """Not all: where it is worth it to read a prefix once, a few padding rows cost little."""
+    return size in (4, 8, most_rows) or size % (16 if size <= 64 else 32) == 0
+
+
 @dataclass
 class DecodeGraph:
     size: int
     forward: torch.cuda.CUDAGraph
+    cascade: torch.cuda.CUDAGraph | None  # the forward of rows that share prefixes
     draw: torch.cuda.CUDAGraph
 
 
@@ -56,7 +63,8 @@ class DecodeGraphs:
         device = tables.slots_RP.device
         self._spare_row = spare_row
         most = spare_row
-        self._inputs = torch.zeros(3 * most, dtype=torch.int64, device=device)
+        # Rows, starts and slots; then what rows share, and the items of that work.
+        self._inputs = torch.zeros(6 * most + 4 * attention.most_items(most), dtype=torch.int64, device=device)
         # With shared prefixes the rows' lengths may add up to more than the pool has slots.
         self._table = BlockTable(most, most * context_length, device)
         self.logits_BV = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
@@ -69,18 +77,29 @@ class DecodeGraphs:
 
     def forward(self, plan: ScheduleBatch) -> DecodeGraph:
         """Launches a batch of decode rows; logits of its rows are then in `logits_BV`."""
-        num_rows = plan.num_rows
-        graph = next(graph for graph in self._graphs if graph.size >= num_rows)
+        num_rows, work = plan.num_rows, self._attention.work(plan)
+        graph = next(g for g in self._graphs if g.size >= num_rows and (work is None or g.cascade is not None))
         counts_B = plan.start + plan.length - plan.table_start
         if len(plan.slots) > num_rows or plan.opened:
             self._tables.apply(plan)
-        inputs = np.zeros((3, graph.size), np.int64)
+        inputs = np.zeros((6, graph.size), np.int64)
         inputs[0, num_rows:] = self._spare_row
-        inputs[:, :num_rows] = plan.row, plan.start, plan.slots[np.cumsum(counts_B) - 1]
-        packed = torch.from_numpy(inputs.reshape(-1)).pin_memory()
-        self._inputs[: len(packed)].copy_(packed, non_blocking=True)
-        graph.forward.replay()
+        inputs[:3, :num_rows] = plan.row, plan.start, plan.slots[np.cumsum(counts_B) - 1]
+        if work is None:
+            self._upload(inputs[:3])
+            graph.forward.replay()
+        else:
+            assert graph.cascade is not None
+            inputs[3:, :num_rows] = work.rows_3B
+            items = np.zeros((4, self._attention.most_items(graph.size)), np.int64)
+            items[:, : work.items_4M.shape[1]] = work.items_4M
+            self._upload(inputs, items)
+            graph.cascade.replay()
         return graph
+
+    def _upload(self, *inputs: np.ndarray) -> None:
+        packed = torch.from_numpy(np.concatenate([each.reshape(-1) for each in inputs])).pin_memory()
+        self._inputs[: len(packed)].copy_(packed, non_blocking=True)
 
     def draw(self, graph: DecodeGraph) -> None:
         """Launches the choice of every row's token, for rows that want nothing but a temperature."""
@@ -91,7 +110,10 @@ class DecodeGraphs:
         self._inputs[:size] = self._spare_row
 
         def forward() -> None:
-            self._forward(size)
+            self._forward(size, shares=False)
+
+        def cascade() -> None:
+            self._forward(size, shares=True)
 
         def draw() -> None:
             rows_B, starts_B, _ = self._inputs[: 3 * size].view(3, size)
@@ -99,17 +121,27 @@ class DecodeGraphs:
             self.tokens_B[:size] = self._sampler.draw(self.logits_BV[:size], rows_B, ends_B)
             sampling.write_tokens(self.tokens_B[:size], rows_B, ends_B, self._tables.tokens_RP)
 
-        return DecodeGraph(size, captured(forward, pool), captured(draw, pool))
+        return DecodeGraph(
+            size,
+            captured(forward, pool),
+            captured(cascade, pool) if has_cascade(size, self._spare_row) else None,
+            captured(draw, pool),
+        )
 
-    def _forward(self, size: int) -> None:
+    def _forward(self, size: int, *, shares: bool) -> None:
         rows_B, starts_B, new_slots_B = self._inputs[: 3 * size].view(3, size)
-        tables = self._tables
+        tables, tiling = self._tables, Tiling.of(size, self._attention.shape.group)
         tables.slots_RP[rows_B, starts_B] = new_slots_B.int()
         ids_B, positions_B, slots_B = torch.empty_like(self._inputs[: 3 * size]).view(3, size)
         lengths_B = starts_B + 1
         decode_inputs.gather(rows_B, lengths_B, tables.tokens_RP, tables.slots_RP, ids_B, positions_B, slots_B)
-        blocks = self._table.fill(rows_B, lengths_B, tables.slots_RP, Tiling.of(size, self._attention.shape.group))
-        part = DecodePart(slice(None), blocks)
+        if shares:
+            rows_3B = self._inputs[3 * size : 6 * size].view(3, size)
+            items_4M = self._inputs[6 * size :][: 4 * self._attention.most_items(size)].view(4, -1)
+            blocks = self._table.fill(rows_B, lengths_B, tables.slots_RP, tiling, rows_3B[0])
+            part: Part = CascadePart(slice(None), blocks, rows_B, tables.slots_RP, items_4M, rows_3B)
+        else:
+            part = DecodePart(slice(None), self._table.fill(rows_B, lengths_B, tables.slots_RP, tiling))
         attend = StepAttention(self._attention.cache, positions_B, slots_B, [part])
         self._model.logits(self._model.forward(ids_B, positions_B, attend), self.logits_BV[:size])
 

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from srt.kernels.cascade import QUERIES, Stretches
 from srt.kernels.launch import COMPILED, INTERPRETED, LAUNCH, follow
 
 FILLERS = 8
@@ -63,9 +64,14 @@ class BlockTable:
         self.slots_ML = integers(num_rows * MOST_BLOCK + num_positions)
 
     def fill(
-        self, rows_B: torch.Tensor, lengths_B: torch.Tensor, slots_RP: torch.Tensor, tiling: Tiling
+        self,
+        rows_B: torch.Tensor,
+        lengths_B: torch.Tensor,
+        slots_RP: torch.Tensor,
+        tiling: Tiling,
+        begins_B: torch.Tensor | None = None,
     ) -> DecodeBlocks:
-        """Each row sees its first `lengths` positions, whose slots are in the slot table."""
+        """Each row sees its first `lengths` positions, but those before `begins`; their slots are in the slot table."""
         num_rows = len(rows_B)
         assert slots_RP.stride(1) == 1
         _fill[(num_rows, FILLERS)](
@@ -75,6 +81,7 @@ class BlockTable:
             self.first_B1,
             self.blocks_M,
             self.slots_ML,
+            begins_B,
             num_rows,
             slots_RP.stride(0),
             PROGRAMS=FILLERS,
@@ -100,8 +107,14 @@ def multiprocessors(device: torch.device) -> int:
     return 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def attend(q_BHC: torch.Tensor, kv_layer: torch.Tensor, blocks: DecodeBlocks, o_BHC: torch.Tensor) -> None:
-    """Fills `o_BHC`: each row's query over its positions.
+def attend(
+    q_BHC: torch.Tensor,
+    kv_layer: torch.Tensor,
+    blocks: DecodeBlocks,
+    o_BHC: torch.Tensor,
+    stretches: Stretches | None = None,
+) -> None:
+    """Fills `o_BHC`: each row's query over its positions, and over the `stretches` that it shares with others.
 
     `kv_layer` is [2, T, G, C]; scores are scaled by 1 / sqrt(C). Sums are float32; a row of length 0 gives no numbers.
     """
@@ -145,11 +158,15 @@ def attend(q_BHC: torch.Tensor, kv_layer: torch.Tensor, blocks: DecodeBlocks, o_
         part_BHKC,
         sums_2KH,
         table.first_B1,
+        *(stretches or (None, None, None, None)),
         o_BHC,
         num_rows,
         programs,
+        stretches.items_4M.shape[1] if stretches else 0,
         H=num_heads,
+        Q=group,
         C=head_dim,
+        N=QUERIES,
         HEADS=heads,
         PARTS=tiling.parts,
         num_warps=4,
@@ -157,7 +174,7 @@ def attend(q_BHC: torch.Tensor, kv_layer: torch.Tensor, blocks: DecodeBlocks, o_
     )
 
 
-@triton.jit(do_not_specialize=["rows", "lengths", "first_out", "blocks_out", "slots_out", "num_rows"])
+@triton.jit(do_not_specialize=["rows", "lengths", "first_out", "blocks_out", "slots_out", "begins", "num_rows"])
 def _fill(
     rows,
     lengths,
@@ -165,6 +182,7 @@ def _fill(
     first_out,
     blocks_out,
     slots_out,
+    begins,
     num_rows,
     slots_stride,
     PROGRAMS: tl.constexpr,
@@ -179,17 +197,23 @@ def _fill(
     first = 0
     while first < index:
         other = tl.load(lengths + first + b, mask=first + b < index, other=0).to(tl.int32)
+        if begins is not None:
+            other -= tl.load(begins + first + b, mask=first + b < index, other=0).to(tl.int32)
         before += (other + BLOCK - 1) // BLOCK
         first += BLOCK_B
     begin = tl.sum(before, axis=0)
     length = tl.load(lengths + index).to(tl.int32)
+    row = slots + tl.load(rows + index).to(tl.int64) * slots_stride
+    if begins is not None:
+        skipped = tl.load(begins + index).to(tl.int32)
+        length -= skipped
+        row += skipped
     blocks = (length + BLOCK - 1) // BLOCK
     block = tl.program_id(1)
     if block == 0:
         tl.store(first_out + index, begin)
         if index == num_rows - 1:
             tl.store(first_out + num_rows, begin + blocks)
-    row = slots + tl.load(rows + index).to(tl.int64) * slots_stride
     while block < blocks:
         position = block * BLOCK + at
         slot = tl.load(row + position, mask=position < length, other=0)
@@ -240,8 +264,8 @@ def _attend(
         inside = at < (current & 255)
         slot = tl.load(slots + block * BLOCK + at).to(tl.int64)
         place = kv + slot[:, None] * kv_stride_slot + g * kv_stride_head + c[None, :]
-        k = tl.load(place)
-        v = tl.load(place + kv_stride_kind)
+        k = tl.load(place).to(q.dtype.element_ty)
+        v = tl.load(place + kv_stride_kind).to(q.dtype.element_ty)
         head = row * H + g * Q + h
         query = tl.load(q + head[:, None] * C + c[None, :], mask=(h < Q)[:, None], other=0.0)
         fresh = row != row_before
@@ -266,16 +290,23 @@ def _attend(
         current = coming
 
 
-@triton.jit(do_not_specialize=["num_rows", "programs"])
+@triton.jit(do_not_specialize=["items", "shares", "num_rows", "programs", "num_items"])
 def _join(
     part,
     sums,
     first_blocks,
+    stretch,
+    stretch_sums,
+    items,
+    shares,
     o,
     num_rows,
     programs,
+    num_items,
     H: tl.constexpr,
+    Q: tl.constexpr,
     C: tl.constexpr,
+    N: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -293,15 +324,33 @@ def _join(
     while program <= last:
         used = (program + k <= last)[:, None] & (h < H)[None, :]
         index = (program + k + row)[:, None] * H + h[None, :]
-        part_best = tl.load(sums + index, mask=used, other=float("-inf"))
-        part_total = tl.load(sums + (programs + num_rows) * H + index, mask=used, other=0.0)
-        place = part + index[:, :, None].to(tl.int64) * C + c[None, None, :]
-        part_value = tl.load(place, mask=used[:, :, None], other=0.0)
-        highest = tl.maximum(best, tl.max(part_best, axis=0))
-        weight = tl.exp2(part_best - highest[None, :])
-        fade = tl.exp2(best - highest)
-        total = total * fade + tl.sum(part_total * weight, axis=0)
-        value = value * fade[:, None] + tl.sum(part_value * weight[:, :, None], axis=0)
-        best = highest
+        size = (programs + num_rows) * H
+        best, total, value = _with_parts(best, total, value, part, sums, size, index, used, c, C)
         program += PARTS
+    if stretch is not None:
+        count = tl.load(shares + 2 * num_rows + row).to(tl.int32)
+        item = tl.load(shares + num_rows + row).to(tl.int32)
+        end = item + count
+        place = (row - tl.load(items + item, mask=count > 0, other=0).to(tl.int32)) * Q + h % Q
+        while item < end:
+            used = (item + k < end)[:, None] & (h < H)[None, :]
+            index = ((item + k)[:, None] * (H // Q) + (h // Q)[None, :]) * N + place[None, :]
+            size = num_items * (H // Q) * N
+            best, total, value = _with_parts(best, total, value, stretch, stretch_sums, size, index, used, c, C)
+            item += PARTS
     tl.store(o + (row * H + h)[:, None] * C + c[None, :], (value / total[:, None]).to(o.dtype.element_ty))
+
+
+@triton.jit
+def _with_parts(best, total, value, part, sums, size, index, used, c, C: tl.constexpr):
+    """The running softmax of some heads with the parts at `index`, [parts, heads], in it; there are `size` of them."""
+    part_best = tl.load(sums + index, mask=used, other=float("-inf"))
+    part_total = tl.load(sums + size + index, mask=used, other=0.0)
+    place = part + index[:, :, None].to(tl.int64) * C + c[None, None, :]
+    part_value = tl.load(place, mask=used[:, :, None], other=0.0)
+    highest = tl.maximum(best, tl.max(part_best, axis=0))
+    weight = tl.exp2(part_best - highest[None, :])
+    fade = tl.exp2(best - highest)
+    total = total * fade + tl.sum(part_total * weight, axis=0)
+    value = value * fade[:, None] + tl.sum(part_value * weight[:, :, None], axis=0)
+    return highest, total, value

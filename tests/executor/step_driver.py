@@ -9,7 +9,7 @@ import numpy as np
 
 from srt.executor.model_runner import ModelRunner
 from srt.messages import SamplingParams
-from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, SharedPrefix, StepResult, TokenMasks
 
 
 @dataclass
@@ -34,6 +34,12 @@ class Tenant:
     @property
     def decodes(self) -> bool:
         return len(self.output) > 0
+
+
+def in_common(family: list[Tenant]) -> int:
+    """Positions at the head that all have in the same slots."""
+    shortest = min(len(tenant.slots) for tenant in family)
+    return next((i for i in range(shortest) if len({tenant.slots[i] for tenant in family}) > 1), shortest)
 
 
 class StepDriver:
@@ -69,7 +75,8 @@ class StepDriver:
 
     def plan(self, tenants: list[Tenant], chunk: int) -> tuple[ScheduleBatch, list[Tenant]]:
         """Decode rows compute one token, the others up to `chunk` of their prompt."""
-        ordered = [t for t in tenants if t.decodes] + [t for t in tenants if not t.decodes]
+        families = self._families([t for t in tenants if t.decodes])
+        ordered = [t for family in families for t in family] + [t for t in tenants if not t.decodes]
         opened, start, length, first, samples, table_start, slots = [], [], [], [], [], [], []
         for t in ordered:
             if not t.opened:
@@ -97,9 +104,19 @@ class StepDriver:
             np.array(samples, bool),
             np.array(table_start, np.int32),
             np.array(slots, np.int32),
+            tuple(SharedPrefix(len(family), in_common(family)) for family in families if len(family) > 1),
         )
         self.steps += 1
         return batch, [t for t, s in zip(ordered, samples, strict=True) if s]
+
+    def _families(self, decode: list[Tenant]) -> list[list[Tenant]]:
+        """Those that have the first page in common; who is alone comes last."""
+        families: dict[int, list[Tenant]] = {}
+        for tenant in decode:
+            families.setdefault(tenant.slots[0] if len(tenant.slots) >= self.page_size else -tenant.row, []).append(
+                tenant
+            )
+        return sorted(families.values(), key=lambda family: len(family) == 1)
 
     def step(self, tenants: list[Tenant], chunk: int = 10**6, masks: TokenMasks | None = None) -> StepResult:
         batch, sampling = self.plan(tenants, chunk)

@@ -116,6 +116,33 @@ def test_a_row_reads_what_another_computes_in_the_same_step(page_size, graphs):
         assert_chosen(model, tenant)
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_shared_prefixes_are_read_once(family, page_size, graphs, monkeypatch):
+    """Two families and a row alone, which join and leave; a prompt comes beside them."""
+    from srt.executor.attention import flashinfer
+
+    monkeypatch.setattr(flashinfer, "WORTH_SHARING", 0)
+    model = model_of(family, num_attention_heads=12, num_key_value_heads=4)
+    driver = build(model, num_rows=24, page_size=page_size, graphs=graphs)
+    firsts = [driver.tenant(row, prompt_of(length, seed=row), GREEDY) for row, length in enumerate((250, 100, 40))]
+    for _ in range(2):
+        driver.step(firsts, chunk=160)
+    tenants = list(firsts)
+    for row in range(3, 20):
+        donor, length = (firsts[0], 240) if row % 3 else (firsts[1], 64 + 16 * (row % 2))
+        tenants.append(driver.tenant(row, donor.tokens[:length] + prompt_of(5 + row, seed=row), GREEDY))
+        driver.share(tenants[-1], donor, length)
+    driver.generate(tenants, 4, chunk=9)
+    late = driver.tenant(20, prompt_of(60, seed=77), GREEDY)
+    for _ in range(7):
+        driver.step([*tenants, late], chunk=10)
+    driver.generate([*tenants[::2], late], 14)
+    for tenant in (*tenants, late):
+        assert_chosen(model, tenant)
+
+
 def test_every_batch_size_from_graphs():
     """Rows of 1 to 150 tokens; each step one row fewer, so that every graph is padded in every way.
 

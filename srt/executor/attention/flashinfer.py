@@ -1,6 +1,7 @@
 """L4, each rank: attention of a GPU over its paged K/V, every kind of rows by the kernel that is fastest for it.
 
-Decode rows go through our own kernel, which reads K/V at nearly the rate of memory. Prompt chunks go through the one of
+Decode rows go through our own kernel, which reads K/V at nearly the rate of memory; what they share is read once for
+all of them by another, if that is worth a launch. Prompt chunks go through the one of
 FlashInfer (`fa3` on Hopper, else `fa2`), which is faster still on K/V that lie side by side, so unless a chunk is short
 and what it sees is long, these are first brought together.
 
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from srt.executor.attention.cascade import LEAST_ROWS_OF_TILE, Work, cut, most_items, tokens_saved
 from srt.executor.attention.flashinfer_kernel import (
     HeadShape,
     Kernel,
@@ -23,13 +25,16 @@ from srt.executor.attention.flashinfer_kernel import (
 )
 from srt.executor.forward_batch import ForwardBatch
 from srt.executor.upload import upload
-from srt.kernels import decode_attention, decode_inputs, rope
+from srt.kernels import cascade, decode_attention, decode_inputs, rope
 from srt.kernels.decode_attention import BlockTable, DecodeBlocks, Tiling
 from srt.layers.attention import QKNorms
 from srt.scheduler.schedule_batch import ScheduleBatch
 
 WORTH_GATHERING = 4
 """Positions seen per query up to which copying them costs less than it gains."""
+
+WORTH_SHARING = 24 << 20
+"""Bytes of a layer that need not be read, from which on another launch costs less."""
 
 
 class Part(Protocol):
@@ -77,6 +82,22 @@ class DecodePart:
         decode_attention.attend(q_NHC, kv_2TGC, self.blocks, o_NHC)
 
 
+@dataclass(frozen=True)
+class CascadePart:
+    """Decode rows of which some share prefixes."""
+
+    tokens: slice
+    blocks: DecodeBlocks  # what they do not share
+    rows_B: torch.Tensor
+    slots_RP: torch.Tensor
+    items_4M: torch.Tensor
+    rows_3B: torch.Tensor
+
+    def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
+        stretches = cascade.attend(q_NHC, kv_2TGC, self.rows_B, self.slots_RP, self.items_4M, self.rows_3B)
+        decode_attention.attend(q_NHC, kv_2TGC, self.blocks, o_NHC, stretches)
+
+
 class FlashInferBackend:
     def __init__(self, cache: list[torch.Tensor], shape: HeadShape, most_rows: int, device: torch.device):
         """`cache` has each layer's keys, then its values, of all slots: [2, T, G, C], finite throughout."""
@@ -86,6 +107,8 @@ class FlashInferBackend:
         self._scratch = torch.zeros(scratch_bytes(shape, most_rows, device), dtype=torch.uint8, device=device)
         hopper = torch.cuda.get_device_capability(device)[0] == 9
         self._prefill = Kernel("fa3" if hopper else "fa2", shape, self._scratch)
+        # Two to each multiprocessor, of all key heads.
+        self._wanted_items = 2 * decode_attention.multiprocessors(device) // shape.num_kv_heads
 
     def plan(self, batch: ForwardBatch) -> StepAttention:
         """Of a batch whose slots are in the tables."""
@@ -98,11 +121,32 @@ class FlashInferBackend:
             parts.append(self._chunks_part(plan, slice(batch.num_decode, None), slots_RP))
         return StepAttention(self.cache, batch.positions_N, batch.slots_N, parts)
 
+    def work(self, plan: ScheduleBatch) -> Work | None:
+        """How the prefixes that its decode rows share are read, if that is worth it."""
+        shape = self.shape
+        rows_of_tile = cascade.rows_of_tile(shape.num_heads, shape.num_kv_heads)
+        if tokens_saved(plan.shared) * shape.slot_bytes < WORTH_SHARING or rows_of_tile < LEAST_ROWS_OF_TILE:
+            return None
+        return cut(plan.shared, plan.num_decode, rows_of_tile, self._wanted_items, cascade.BLOCK)
+
+    def most_items(self, num_rows: int) -> int:
+        """Of the work of so many rows."""
+        return most_items(num_rows, self._wanted_items)
+
     def _decode_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
-        kv_lens_B = plan.start[rows] + 1
-        row_B, lengths_B = upload(self.device, plan.row[rows], kv_lens_B)
-        table = BlockTable(len(kv_lens_B), int(kv_lens_B.sum()), self.device)
-        return DecodePart(rows, table.fill(row_B, lengths_B, slots_RP, Tiling.of(len(kv_lens_B), self.shape.group)))
+        kv_lens_B, work = plan.start[rows] + 1, self.work(plan)
+        tiling = Tiling.of(len(kv_lens_B), self.shape.group)
+        if work is None:
+            rows_B, lengths_B = upload(self.device, plan.row[rows], kv_lens_B)
+            table = BlockTable(len(kv_lens_B), int(kv_lens_B.sum()), self.device)
+            return DecodePart(rows, table.fill(rows_B, lengths_B, slots_RP, tiling))
+        rows_B, lengths_B, items, shares = upload(
+            self.device, plan.row[rows], kv_lens_B, work.items_4M.reshape(-1), work.rows_3B.reshape(-1)
+        )
+        items_4M, rows_3B = items.view(4, -1), shares.view(3, -1)
+        table = BlockTable(len(kv_lens_B), int((kv_lens_B - work.rows_3B[0]).sum()), self.device)
+        blocks = table.fill(rows_B, lengths_B, slots_RP, tiling, rows_3B[0])
+        return CascadePart(rows, blocks, rows_B, slots_RP, items_4M, rows_3B)
 
     def _chunks_part(self, plan: ScheduleBatch, rows: slice, slots_RP: torch.Tensor) -> Part:
         lengths_B, kv_lens_B = plan.length[rows], plan.start[rows] + plan.length[rows]

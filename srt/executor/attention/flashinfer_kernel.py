@@ -35,6 +35,11 @@ class HeadShape:
     dtype: torch.dtype
 
     @property
+    def slot_bytes(self) -> int:
+        """Of a layer's K/V."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
     def group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
