@@ -130,6 +130,11 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
             raise ConfigError("--device cuda needs FlashInfer: pip install 'lockstep-server[cuda]'")
         if config.dtype == "float32":
             raise ConfigError("--dtype float32 is for the CPU; on a GPU attention computes in bfloat16 or float16")
+    if device == "cpu" and config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} is for GPUs; on a CPU leave it out, and lower --context-length "
+            "or --max-total-tokens if K/V take too much memory"
+        )
     _check_tp_size(config, model)
     if config.nnodes > 1 and config.dp_size > 1:
         raise ConfigError(

@@ -22,6 +22,7 @@ CACHE_ISOLATIONS = ("none", "api-key")
 LOAD_BALANCE_METHODS = ("cache_aware", "round_robin")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3", "llama4", "mistral", "pythonic", "qwen", "qwen25")
 REASONING_PARSERS = ("auto", "none", "deepseek-r1", "kimi", "magistral", "qwen3")
 LEAST_BLOCK = 16
@@ -91,6 +92,9 @@ class ServerConfig:
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     dtype: str = flag(
         "auto", "of weights and K/V; auto is bfloat16 for such checkpoints and CPUs, else float16", choices=DTYPES
+    )
+    kv_cache_dtype: str = flag(
+        "auto", "of K/V on a GPU: auto is the weights'; fp8_e4m3 halves it, less exactly", choices=KV_CACHE_DTYPES
     )
     load_format: str = flag("auto", "of the weights; dummy draws them at random", choices=LOAD_FORMATS)
     context_length: int | None = flag(None, "most tokens of prompt and output; the model's own limit if unset")

@@ -71,6 +71,7 @@ class CudaRunner:
                 len(kv_head_range(shape.parallel, config.num_kv_heads)),
                 config.head_dim,
                 shape.page_size,
+                shape.dtype or shape.kv_dtype,
                 shape.kv_dtype,
             )
             num_slots = shape.pool_tokens + shape.page_size

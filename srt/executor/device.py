@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 128, 256)
 """That FlashInfer's attention has kernels for, on every GPU."""
+FP8_CAPABILITY = (8, 9)
 
 
 def resolve_device(config: ServerConfig, index: int) -> torch.device:
@@ -30,8 +31,12 @@ def resolve_device(config: ServerConfig, index: int) -> torch.device:
 
 
 def resolve_dtype(config: ServerConfig) -> torch.dtype:
-    """Of weights and K/V."""
+    """Of weights, and of what is computed with them."""
     return getattr(torch, config.dtype)
+
+
+def resolve_kv_dtype(config: ServerConfig) -> torch.dtype:
+    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8_e4m3" else resolve_dtype(config)
 
 
 def free_memory(device: torch.device) -> int:
@@ -68,7 +73,8 @@ def make_executor(
         pool_tokens=plan.pool_tokens,
         page_size=config.page_size,
         num_tokens_vocab=num_tokens_vocab,
-        kv_dtype=resolve_dtype(config),
+        kv_dtype=resolve_kv_dtype(config),
+        dtype=resolve_dtype(config),
         device=device,
         parallel=parallel,
     )
@@ -85,6 +91,12 @@ def make_executor(
         known = ", ".join(map(str, HEAD_DIMS))
         raise ModelError(
             f"on a GPU heads may have {known} dimensions, not {model_config.head_dim}; serve with --device cpu"
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if shape.kv_dtype.itemsize == 1 and capability < FP8_CAPABILITY:
+        raise ModelError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} needs a GPU of compute capability 8.9 or more, such as an L40S "
+            f"or H100; this one has {capability[0]}.{capability[1]}, so leave it out"
         )
     from srt.executor.cuda_runner import CudaRunner
 

@@ -19,3 +19,4 @@ class ExecutorShape:
     kv_dtype: torch.dtype
     device: torch.device
     parallel: ParallelContext = ParallelContext()
+    dtype: torch.dtype | None = None  # of what a GPU computes with; K/V's if None

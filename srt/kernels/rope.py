@@ -30,7 +30,8 @@ def rotate_and_store(
 
     `turns_P2F` holds each position's cosines, then sines, in float32; a pair is the dimensions (2 i, 2 i + 1). With
     `q_norm_C` and `k_norm_C` each query and key head first passes an RMS norm. All in float32 between load and store.
-    `q_NHC`, contiguous, takes the queries if given.
+    In fp8 (e4m3) the K/V are the nearest numbers there are, 448 at most. `q_NHC`, contiguous, takes the queries if
+    given.
     """
     num_tokens, num_heads_all, head_dim = qkv_NSC.shape
     num_kv_heads = kv_layer.shape[2]
@@ -123,6 +124,8 @@ def _rotate_and_store(
     y = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (BLOCK_S, BLOCK_C))
 
     tl.store(q_out + (token * H + s) * C + c, y.to(q_out.dtype.element_ty), mask=inside & is_query)
+    if kv.dtype.element_ty == tl.float8e4nv:  # beyond its largest number come only NaNs
+        y = tl.clamp(y, -448.0, 448.0)
     kind = is_value.to(tl.int64)
     head = s - H - kind * G
     target = kv + kind * kv_stride_kind + slot * kv_stride_slot + head * kv_stride_head + c

@@ -200,7 +200,14 @@ def _ends(
 
 def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -> Device:
     """Weights first, then the pool: as large as what is left allows, on the rank with the least."""
-    from srt.executor.device import free_memory, held_memory, make_executor, resolve_device, resolve_dtype
+    from srt.executor.device import (
+        free_memory,
+        held_memory,
+        make_executor,
+        resolve_device,
+        resolve_dtype,
+        resolve_kv_dtype,
+    )
     from srt.executor.memory_plan import gib, plan_memory
     from srt.executor.weights import iterate_weights
     from srt.model_files import ModelFiles
@@ -227,7 +234,7 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         free_before=free_before,
         free_after=free_before - (held_memory(device) - held_before),
         fraction=config.mem_fraction_static,
-        bytes_per_token=model_config.kv_elements_per_rank(parallel.size) * dtype.itemsize,
+        bytes_per_token=model_config.kv_elements_per_rank(parallel.size) * resolve_kv_dtype(config).itemsize,
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
     )

@@ -14,6 +14,7 @@ FLAGS = {
     "port": ("int", 30000),
     "device": ("str", "auto"),
     "dtype": ("str", "auto"),
+    "kv_cache_dtype": ("str", "auto"),
     "load_format": ("str", "auto"),
     "context_length": ("int | None", None),
     "mem_fraction_static": ("float | None", None),

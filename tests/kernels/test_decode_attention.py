@@ -55,3 +55,19 @@ def test_attend(num_heads, num_kv_heads, head_dim, lengths, tiled_for, device, r
     attend(q, kv, blocks, again)
     torch.testing.assert_close(o.float(), expected(q, kv, rows, lengths, slots), atol=2e-2, rtol=2e-2)
     assert torch.equal(o, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tiled_for", [1, 16, 64, 256])
+def test_an_fp8_cache(tiled_for, dtype):
+    """Its numbers are exact in wider types, so only their rounding before differs."""
+    random = torch.Generator("cuda").manual_seed(2)
+    lengths = torch.tensor([1, 65, 700, 130], device="cuda")
+    kv = torch.randn((2, 6000, 8, 128), device="cuda", generator=random).to(torch.float8_e4m3fn)
+    slots = torch.randint(6000, (4, 700), device="cuda", generator=random).int()
+    q = torch.randn((4, 16, 128), device="cuda", generator=random).to(dtype)
+    rows, o = torch.arange(4, device="cuda"), torch.empty_like(q)
+    table = BlockTable(4, 900, rows.device)
+    attend(q, kv, table.fill(rows, lengths, slots, Tiling.of(tiled_for, 2)), o)
+    torch.testing.assert_close(o.float(), expected(q, kv.to(dtype), rows, lengths, slots), atol=2e-2, rtol=2e-2)

@@ -46,6 +46,7 @@ def test_each_flag_reaches_its_field():
         "port": 8000,
         "device": "cpu",
         "dtype": "float32",
+        "kv_cache_dtype": "fp8_e4m3",
         "load_format": "dummy",
         "context_length": 4096,
         "mem_fraction_static": 0.5,

@@ -13,6 +13,11 @@ def config(size, nodes):
     return ServerConfig(device="cpu", tp_size=size, nnodes=nodes, dist_init_addr="10.0.0.1:5000")
 
 
+def test_narrow_kv_is_for_gpus():
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8_e4m3 is for GPUs; on a CPU leave it out"):
+        resolve(ServerConfig(device="cpu", kv_cache_dtype="fp8_e4m3"), MODEL, 0)
+
+
 @pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])
 def test_ranks_that_share_evenly_are_served(size, nodes):
     assert resolve(config(size, nodes), MODEL, 0).ranks_per_node == size // nodes

@@ -3,7 +3,7 @@
 Decode rows go through our own kernel, which reads K/V at nearly the rate of memory; what they share is read once for
 all of them by another, if that is worth a launch. Prompt chunks go through the one of
 FlashInfer (`fa3` on Hopper, else `fa2`), which is faster still on K/V that lie side by side, so unless a chunk is short
-and what it sees is long, these are first brought together.
+and what it sees is long, these are first brought together, and widened if the cache is narrow.
 
 Shapes: N tokens, H query heads, G key/value heads, C head_dim, T slots; B rows of one kind, L positions they see.
 """
@@ -69,8 +69,15 @@ class GatheredPart:
     slots_L: torch.Tensor
 
     def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
-        kv_2LGC = kv_2TGC.index_select(1, self.slots_L)
+        kv_2LGC = gathered(kv_2TGC, self.slots_L, q_NHC.dtype)
         self.kernel.run_beside(self.info, q_NHC, kv_2LGC, self.q_indptr, self.kv_indptr, o_NHC)
+
+
+def gathered(kv_2TGC: torch.Tensor, slots_L: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """K/V of these slots side by side, [2, L, G, C]."""
+    if kv_2TGC.dtype == dtype:
+        return kv_2TGC.index_select(1, slots_L)
+    return kv_2TGC.view(torch.uint8).index_select(1, slots_L).view(kv_2TGC.dtype).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,10 @@ class FlashInferBackend:
         self.cache = cache
         self._scratch = torch.zeros(scratch_bytes(shape, most_rows, device), dtype=torch.uint8, device=device)
         hopper = torch.cuda.get_device_capability(device)[0] == 9
-        self._prefill = Kernel("fa3" if hopper else "fa2", shape, self._scratch)
+        self._prefill = Kernel("fa3" if hopper else "fa2", shape, shape.dtype, self._scratch)
+        self._paged_prefill = self._prefill
+        if shape.kv_dtype != shape.dtype:
+            self._paged_prefill = Kernel("fa2", shape, shape.kv_dtype, self._scratch)
         # Two to each multiprocessor, of all key heads.
         self._wanted_items = 2 * decode_attention.multiprocessors(device) // shape.num_kv_heads
 
@@ -152,13 +162,14 @@ class FlashInferBackend:
         lengths_B, kv_lens_B = plan.length[rows], plan.start[rows] + plan.length[rows]
         gathers = kv_lens_B.sum() <= WORTH_GATHERING * lengths_B.sum()
         page_size = 1 if gathers else self.shape.page_size
-        info = self._prefill.plan(lengths_B, kv_lens_B, page_size, causal=True)
+        kernel = self._prefill if gathers else self._paged_prefill
+        info = kernel.plan(lengths_B, kv_lens_B, page_size, causal=True)
         q_indptr = np.concatenate(([0], np.cumsum(lengths_B)))
         row_B, ends_B, q_indptr = upload(self.device, plan.row[rows], kv_lens_B, q_indptr)
         pages = self._pages(row_B, ends_B, kv_lens_B, slots_RP, page_size)
         if gathers:
-            return GatheredPart(rows, self._prefill, info, q_indptr.int(), pages.kv_indptr, pages.kv_indices)
-        return PagedPart(rows, self._prefill, info, q_indptr.int(), pages, causal=True)
+            return GatheredPart(rows, kernel, info, q_indptr.int(), pages.kv_indptr, pages.kv_indices)
+        return PagedPart(rows, kernel, info, q_indptr.int(), pages, causal=True)
 
     def _pages(
         self, rows_B: torch.Tensor, ends_B: torch.Tensor, kv_lens_B: np.ndarray, slots_RP: torch.Tensor, page_size: int

@@ -32,12 +32,13 @@ class HeadShape:
     num_kv_heads: int
     head_dim: int
     page_size: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of queries
+    kv_dtype: torch.dtype  # the same, or narrower
 
     @property
     def slot_bytes(self) -> int:
         """Of a layer's K/V."""
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.num_kv_heads * self.head_dim * self.kv_dtype.itemsize
 
     @property
     def group(self) -> int:
@@ -69,13 +70,21 @@ class Pages:
 class Kernel:
     """One of FlashInfer's kernels for one shape of heads, and the memory that its schedules live in."""
 
-    def __init__(self, backend: str, shape: HeadShape, scratch: torch.Tensor, int_workspace: int = INT_WORKSPACE):
+    def __init__(
+        self,
+        backend: str,
+        shape: HeadShape,
+        kv_dtype: torch.dtype,
+        scratch: torch.Tensor,
+        int_workspace: int = INT_WORKSPACE,
+    ):
+        """Only `fa2` reads K/V that are narrower than the queries."""
         self._backend = backend
         self._shape = shape
         self._scratch = scratch
         dtype, head_dim = shape.dtype, shape.head_dim
         self._module = get_batch_prefill_module(
-            backend, dtype, dtype, dtype, torch.int32, head_dim, head_dim, 0, False, False, False
+            backend, dtype, kv_dtype, dtype, torch.int32, head_dim, head_dim, 0, False, False, False
         )
         self._schedule = torch.empty(int_workspace, dtype=torch.uint8, device=scratch.device)
         # `plan` writes its schedule here and copies it without waiting, so the next one needs other memory until that
