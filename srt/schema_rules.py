@@ -9,7 +9,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from math import lcm
 from typing import Any
+
+from srt.schema_values import (
+    TYPES,
+    UNENFORCED,
+    Comparison,
+    Schema,
+    as_dict,
+    asserting,
+    integer,
+    list_different,
+    listed_in,
+    names_in,
+    takes_all,
+    types_of,
+)
 
 MAX_DEPTH = 48
 MAX_PROPERTIES = 1000  # of one object
@@ -17,6 +34,7 @@ MAX_BRANCHES = 8  # of a oneOf that must be proved by negation
 MAX_EXCLUDED = 64  # texts that a string may not be
 MAX_WORK = 50_000  # schemas looked at; references let a small schema be an endless one written out
 CHARACTERS_A_WORK = 16
+MAX_DECIMALS = 8  # of a number that others are multiples of
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """That the library enforces."""
@@ -28,31 +46,7 @@ FORMAT_PATTERNS = {
 UNENFORCED_FORMATS = ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex")
 """Of the standard. Formats that it does not have are annotations."""
 
-TYPES = ("null", "boolean", "number", "string", "array", "object")
-
-_KEYWORDS_OF = {
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
-    "object": (
-        *("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
-        *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
-    ),
-}
-
-_UNENFORCED = (
-    *("minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
-    *("contains", "disallow", "extends", "divisibleBy"),
-)
-
-_ASSERTING = frozenset(
-    (
-        *(key for keys in _KEYWORDS_OF.values() for key in keys),
-        *("type", "enum", "const", "anyOf", "allOf", "oneOf", "not", "if", "then", "else", "$ref", *_UNENFORCED),
-    )
-)
-
-Schema = Any  # a bool or a dict
+_DEFINITION = re.compile(r"#/(definitions|\$defs)/([^/%]*)(?:/.*)?", re.DOTALL)
 
 
 class GrammarError(Exception):
@@ -65,7 +59,43 @@ Searcher = Callable[[str], Callable[[str], bool]]
 
 def rewrite(schema: Schema, searcher: Searcher) -> Schema:
     """The same instances, in enforceable keywords. GrammarError names the keyword that has no such form."""
+    schema = _without_unused(schema)
     return _Rewriter(schema, searcher).schema(schema, 0)
+
+
+def _without_unused(root: Schema) -> Schema:
+    """Without the definitions that nothing refers to: they may say what they like."""
+    if not isinstance(root, dict):
+        return root
+    used: dict[str, dict[str, Schema]] = {"definitions": {}, "$defs": {}}
+    rest = {key: value for key, value in root.items() if key not in used}
+    left: list[Any] = [rest]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        if not isinstance(part, dict):
+            continue
+        left += part.values()
+        reference = part.get("$ref")
+        if not isinstance(reference, str) or reference == "#":
+            continue
+        match = _DEFINITION.fullmatch(reference)
+        if match is None:
+            return root
+        name = _unescaped(match[2])
+        definition = as_dict(root.get(match[1])).get(name)
+        if definition is not None and name not in used[match[1]]:
+            used[match[1]][name] = definition
+            left.append(definition)
+    return rest | {
+        key: {name: root[key][name] for name in root[key] if name in names} for key, names in used.items() if names
+    }
+
+
+def _unescaped(step: str) -> str:
+    """One step of a JSON pointer (RFC 6901)."""
+    return step.replace("~1", "/").replace("~0", "~")
 
 
 class _Rewriter:
@@ -73,6 +103,7 @@ class _Rewriter:
         self._root = root
         self._searcher = searcher
         self._work = 0
+        self._comparison = Comparison(self._seen, self._count_work)
         # Before 2019-09 a reference stood for all that is beside it.
         self._only_refs = isinstance(root, dict) and re.search(r"draft-0[3-7]", str(root.get("$schema"))) is not None
 
@@ -85,16 +116,18 @@ class _Rewriter:
         if self._only_refs and isinstance(schema.get("$ref"), str):
             kept = ("$ref", "definitions", "$defs", "$schema", "$id", "id")
             schema = {key: value for key, value in schema.items() if key in kept}
-        for key in _UNENFORCED:
+        for key in UNENFORCED:
             if key in schema:
                 raise GrammarError(f"`{key}` cannot be enforced")
+        written = schema
         schema = self._with_rewritten_parts(schema, depth)
-        more = self._format(schema)
-        if schema.get("uniqueItems") is False or _integer(schema.get("maxItems")) in (0, 1):
+        more = [*self._format(schema), *self._multiples(schema)]
+        if schema.get("uniqueItems") is False or integer(schema.get("maxItems")) in (0, 1):
             schema.pop("uniqueItems", None)
         self._count_properties(schema)
         self._name_properties(schema)
-        more += [*self._dependencies(schema), *self._conditions(schema), *self._alternatives(schema)]
+        more += [*self._dependencies(schema), *self._conditions(schema)]
+        more += self._alternatives(schema, written)
         if "not" in schema:
             more.append(self.schema(self.negated(schema.pop("not"), depth), depth + 1))
         if more:
@@ -137,13 +170,27 @@ class _Rewriter:
             raise GrammarError(f"the `format` {name} cannot be enforced; leave it out, or say it as a `pattern`")
         return [{"pattern": FORMAT_PATTERNS[name]}] if name in FORMAT_PATTERNS else []
 
+    def _multiples(self, schema: dict[str, Any]) -> list[Schema]:
+        """The library writes multiples of 0.25 as 2 and 2.50, not as 2.5: those with fewer decimals are added."""
+        number = schema.get("multipleOf")
+        if not isinstance(number, float) or number <= 0:
+            return []
+        decimals = -Decimal(repr(number)).as_tuple().exponent
+        if not 2 <= decimals <= MAX_DECIMALS:
+            return []
+        del schema["multipleOf"]
+        whole = int(Decimal(repr(number)).scaleb(decimals))
+        ways = {number: None}
+        ways |= {float(Decimal(lcm(whole, 10**less)).scaleb(-decimals)): None for less in range(1, decimals)}
+        return [{"anyOf": [{"multipleOf": way} for way in ways]}]
+
     def _count_properties(self, schema: dict[str, Any]) -> None:
         """Drops bounds that hold anyhow."""
-        least, most = _integer(schema.get("minProperties")), _integer(schema.get("maxProperties"))
+        least, most = integer(schema.get("minProperties")), integer(schema.get("maxProperties"))
         closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-        if least is not None and least <= len(set(_names(schema.get("required")))):
+        if least is not None and least <= len(set(names_in(schema.get("required")))):
             del schema["minProperties"]
-        if most is not None and closed and len(_dict(schema.get("properties"))) <= most:
+        if most is not None and closed and len(as_dict(schema.get("properties"))) <= most:
             del schema["maxProperties"]
 
     def _name_properties(self, schema: dict[str, Any]) -> None:
@@ -151,22 +198,22 @@ class _Rewriter:
         if "propertyNames" not in schema:
             return
         names = self._resolved(schema.pop("propertyNames"))
-        if names is True or (isinstance(names, dict) and not _asserting(names)):
+        if names is True or (isinstance(names, dict) and not asserting(names)):
             return
         others = schema.get("additionalProperties", True)
-        known = _dict(schema.get("properties"))
+        known = as_dict(schema.get("properties"))
         if schema.get("patternProperties"):
             raise GrammarError("`propertyNames` beside `patternProperties` cannot be enforced")
         if names is False:
             allowed, rest = (lambda name: False), {}
         elif not isinstance(names, dict):
             raise GrammarError("`propertyNames` must be a schema")
-        elif set(_asserting(names)) <= {"type", "pattern"} and names.get("type", "string") == "string":
+        elif set(asserting(names)) <= {"type", "pattern"} and names.get("type", "string") == "string":
             pattern = names.get("pattern", "")
             if not isinstance(pattern, str):
                 raise GrammarError("a `pattern` must be a text")
             allowed, rest = self._searcher(pattern), {"patternProperties": {pattern: others}}
-        elif set(_asserting(names)) <= {"type", "enum"} and isinstance(names.get("enum"), list):
+        elif set(asserting(names)) <= {"type", "enum"} and isinstance(names.get("enum"), list):
             listed = [name for name in names["enum"] if isinstance(name, str)]
             allowed, rest = set(listed).__contains__, {}
             known = known | {name: others for name in listed if name not in known}
@@ -180,13 +227,16 @@ class _Rewriter:
         """Without the property that has them they hold."""
         found = []
         for key in ("dependencies", "dependentRequired", "dependentSchemas"):
-            for name, wanted in _dict(schema.pop(key, None)).items():
+            for name, wanted in as_dict(schema.pop(key, None)).items():
                 if isinstance(wanted, str):
                     wanted = [wanted]
                 inner = {"required": wanted} if isinstance(wanted, list) else wanted
                 if key == "dependencies":
                     inner = self.schema(inner, 0)
-                found.append({"anyOf": [{"properties": {name: False}}, inner]})
+                # The name stands first, or else it could only come behind what it brings with it.
+                found.append(
+                    {"anyOf": [{"properties": {name: False}}, {"allOf": [{"properties": {name: True}}, inner]}]}
+                )
         return found
 
     def _conditions(self, schema: dict[str, Any]) -> list[Schema]:
@@ -201,16 +251,19 @@ class _Rewriter:
             found.append({"anyOf": [self.schema(condition, 0), otherwise]})
         return found
 
-    def _alternatives(self, schema: dict[str, Any]) -> list[Schema]:
+    def _alternatives(self, schema: dict[str, Any], written: Mapping[str, Any]) -> list[Schema]:
         """`oneOf` whose branches exclude each other is `anyOf`; others are made to."""
         branches = schema.get("oneOf")
         if not isinstance(branches, list) or len(branches) < 2:
             return []
-        resolved = [self._resolved(branch) for branch in branches]
         del schema["oneOf"]
-        pairs = ((a, b) for i, a in enumerate(resolved) for b in resolved[:i])
-        if _list_different(resolved) or all(self._exclude(a, b, schema) for a, b in pairs):
+        # As they were written more can be seen of them.
+        seen = [self._seen(branch) for branch in written["oneOf"]]
+        if list_different(seen) or self._all_exclude(seen, written):
             return [{"anyOf": branches}]
+        kinds = {kind: self._all_exclude(seen, {**written, "type": kind}) for kind in types_of(written)}
+        if all(exclude or sum(takes_all(kind, one) for one in seen) > 1 for kind, exclude in kinds.items()):
+            return [{"anyOf": branches}, {"type": [kind for kind, exclude in kinds.items() if exclude]}]
         if len(branches) > MAX_BRANCHES:
             raise GrammarError(f"`oneOf` of more than {MAX_BRANCHES} branches that may hold together")
         exclusive = []
@@ -219,32 +272,9 @@ class _Rewriter:
             exclusive.append({"allOf": [branch, *others]})
         return [{"anyOf": exclusive}]
 
-    def _exclude(self, a: Schema, b: Schema, around: Mapping[str, Any]) -> bool:
-        """Whether it can be seen that nothing is both."""
-        self._count_work()
-        if a is False or b is False:
-            return True
-        if not isinstance(a, dict) or not isinstance(b, dict):
-            return False
-        types = [set(_types(side)) for side in (a, b)]
-        if not types[0] & types[1]:
-            return True
-        values = [_values(side) for side in (a, b)]
-        if values[0] is not None and values[1] is not None and not set(values[0]) & set(values[1]):
-            return True
-        if set(_types(around)) & types[0] & types[1] != {"object"}:
-            return False
-        required = [set(_names(side.get("required"))) | set(_names(around.get("required"))) for side in (a, b)]
-        properties = [_dict(side.get("properties")) for side in (a, b)]
-        for needed, other, its in ((required[0], b, properties[1]), (required[1], a, properties[0])):
-            closed = other.get("additionalProperties") is False and not other.get("patternProperties")
-            if closed and needed - set(its):
-                return True
-        return any(
-            self._exclude(self._resolved(properties[0][name]), self._resolved(properties[1][name]), {})
-            for name in sorted(required[0] & required[1])
-            if name in properties[0] and name in properties[1]
-        )
+    def _all_exclude(self, branches: Sequence[Schema], around: Mapping[str, Any]) -> bool:
+        pairs = ((a, b) for i, a in enumerate(branches) for b in branches[:i])
+        return all(self._comparison.exclude(a, b, around) for a, b in pairs)
 
     # ---- negation ---------------------------------------------------------------------------------------------------
 
@@ -259,15 +289,15 @@ class _Rewriter:
             raise GrammarError("a schema must be an object, true or false")
         self._count_work(1 + len(json.dumps(schema)) // CHARACTERS_A_WORK)  # its texts are said again, and longer
         ways: list[Schema] = []  # to break one of the keywords
-        for key, value in _asserting(schema).items():
+        for key, value in asserting(schema).items():
             ways += self._broken(key, value, schema, depth + 1)
         return {"anyOf": ways} if ways else False
 
     def _broken(self, key: str, value: Any, schema: Mapping[str, Any], depth: int) -> list[Schema]:
         match key, value:
             case "type", (str() | list()):
-                others = [name for name in TYPES if name not in _types(schema)]
-                names = [value] if isinstance(value, str) else _names(value)
+                others = [name for name in TYPES if name not in types_of(schema)]
+                names = [value] if isinstance(value, str) else names_in(value)
                 if "integer" in names and "number" not in names:
                     raise GrammarError("`not` with the type integer cannot be enforced")
                 return [{"type": others}] if others else []
@@ -275,7 +305,7 @@ class _Rewriter:
                 return _other_than(value)
             case "const", _:
                 return _other_than([value])
-            case "required", list() if len(_names(value)) == len(value):
+            case "required", list() if len(names_in(value)) == len(value):
                 return [{"type": "object", "properties": {name: False}} for name in value]
             case "properties", dict():
                 return [
@@ -288,6 +318,8 @@ class _Rewriter:
                 return [self.negated(inner, depth) for inner in value]
             case "not", _:
                 return [value]
+            case "propertyNames", _:
+                return self._named_otherwise(value)
             case "minLength", int():
                 return [{"type": "string", "maxLength": value - 1}] if value > 0 else []
             case "maxLength", int():
@@ -306,12 +338,31 @@ class _Rewriter:
                 return [{"type": "number", "minimum": value}]
         raise GrammarError(f"`not` of a schema with `{key[:40]}` cannot be enforced")
 
+    def _named_otherwise(self, names: Schema) -> list[Schema]:
+        """Ways to have a property that is not called so."""
+        names = self._resolved(names)
+        if names is False:
+            return [{"type": "object", "minProperties": 1}]
+        others = listed_in(as_dict(as_dict(names).get("not")))
+        if set(asserting(as_dict(names))) != {"not"} or others is None or len(asserting(names["not"])) > 1:
+            raise GrammarError("`not` of `propertyNames` can be enforced with false or a `not` of an `enum` only")
+        return [{"type": "object", "required": [name]} for name in others if isinstance(name, str)]
+
+    def _seen(self, schema: Schema) -> Schema:
+        """Resolved; None if a reference has more beside it."""
+        if isinstance(schema, dict) and "$ref" in schema and not self._is_only_reference(schema):
+            return None
+        return self._resolved(schema)
+
+    def _is_only_reference(self, schema: Mapping[str, Any]) -> bool:
+        return self._only_refs or set(asserting(schema)) == {"$ref"}
+
     def _resolved(self, schema: Schema) -> Schema:
         """A schema that is a reference and nothing else, as what it refers to."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return schema
-            if set(_asserting(schema)) != {"$ref"}:
+            if not self._is_only_reference(schema):
                 raise GrammarError("keywords beside `$ref` cannot be negated")
             schema = self._at(schema["$ref"])
         raise GrammarError("`$ref` refers to itself")
@@ -321,7 +372,7 @@ class _Rewriter:
             raise GrammarError("`$ref` may only refer to a place in the schema itself, as in `#/$defs/name`")
         place = self._root
         for step in reference[1:].split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
+            step = _unescaped(step)
             if isinstance(place, list) and step.isdigit() and int(step) < len(place):
                 place = place[int(step)]
             elif isinstance(place, dict) and step in place:
@@ -329,56 +380,6 @@ class _Rewriter:
             else:
                 raise GrammarError(f"`$ref`: there is no {reference[:100]}")
         return place
-
-
-def _asserting(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Without keywords that refuse nothing."""
-    return {key: value for key, value in schema.items() if key in _ASSERTING}
-
-
-def _names(value: Any) -> list[str]:
-    """Misshapen values are the library's to refuse."""
-    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _types(schema: Mapping[str, Any]) -> list[str]:
-    """Of TYPES, those that an instance may have."""
-    if "type" not in schema:
-        return list(TYPES)
-    names = [schema["type"]] if isinstance(schema["type"], str) else _names(schema["type"])
-    return [name for name in TYPES if name in names or (name == "number" and "integer" in names)]
-
-
-def _values(schema: Mapping[str, Any]) -> list[str] | None:
-    """Canonical texts of all that an instance may be, if they are listed."""
-    if "const" in schema:
-        return [_canonical(schema["const"])]
-    if isinstance(schema.get("enum"), list):
-        return list(map(_canonical, schema["enum"]))
-    return None
-
-
-def _list_different(schemas: Sequence[Schema]) -> bool:
-    """Whether each lists its values and no two the same: long menus are written so, with a title for each."""
-    lists = [_values(schema) if isinstance(schema, dict) else None for schema in schemas]
-    if None in lists:
-        return False
-    distinct = [set(values) for values in lists]
-    return len(set().union(*distinct)) == sum(map(len, distinct))
-
-
-def _canonical(value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _other_than(values: Sequence[Any]) -> list[Schema]:

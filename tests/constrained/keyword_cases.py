@@ -60,7 +60,16 @@ ENFORCED = {
         ),
     ],
     "dependencies": [
-        ({**OBJECT, "dependencies": {"a": ["b"]}}, [{}, {"b": 1}, {"b": 1, "a": 1}], [{"a": 1}, {"a": 1, "c": 1}]),
+        ({**OBJECT, "dependencies": {"a": ["b"]}}, [{}, {"b": 1}, {"a": 1, "b": 1}], [{"a": 1}, {"a": 1, "c": 1}]),
+        (
+            {
+                **OBJECT,
+                "required": ["a"],
+                "dependencies": {"a": {"anyOf": [{"required": ["b"]}, {"required": ["c"]}]}},
+            },
+            [{"a": 1, "b": 1}, {"a": 1, "c": 1}],
+            [{"a": 1}, {"b": 1}],
+        ),
         (
             {
                 **OBJECT,
@@ -118,7 +127,11 @@ ENFORCED = {
     "exclusiveMinimum, exclusiveMaximum": [
         ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, [0.5, 0.001], [0, 1, -1]),
     ],
-    "multipleOf": [({"type": "integer", "multipleOf": 3}, [0, 3, -9, 12], [1, 10])],
+    "multipleOf": [
+        ({"type": "integer", "multipleOf": 3}, [0, 3, -9, 12], [1, 10]),
+        ({"type": "number", "multipleOf": 0.25}, [2, 2.0, 2.5, -2.25, 0], [2.2, 0.1, 1.125]),
+        ({"multipleOf": 0.005, "maximum": 1}, [0.1, 0.05, 0.005, 1, "a"], [0.001, 0.0005, 1.005]),
+    ],
     "anyOf": [
         ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]}, ["a", 3], [2, None]),
         (
@@ -135,6 +148,53 @@ ENFORCED = {
             [{}, {"a": 1, "b": 1}],
         ),
         ({"oneOf": [{"minimum": 3}, {"maximum": 5}], "type": "number"}, [2, 6], [3, 4, 5]),
+        (
+            {"oneOf": [{"enum": ["a", "b"]}, {"enum": ["c", {"d": [1.0]}]}, {"const": {"d": [2]}}]},
+            ["a", {"d": [1]}],
+            [3],
+        ),
+        ({"oneOf": [{"enum": ["a", "c"]}, {"enum": ["b", "c"], "type": ["string", "number"]}]}, ["a", "b"], ["c", 1]),
+        (
+            {
+                **OBJECT,
+                "properties": {"kind": {}, "size": {"type": "integer"}},
+                "required": ["kind"],
+                "oneOf": [
+                    {"properties": {"kind": {"enum": ["a", "b"]}}},
+                    {"properties": {"kind": {"type": "string", "not": {"enum": ["a", "b", "c"]}}}},
+                ],
+            },
+            [{"kind": "a"}, {"kind": "d", "size": 1}],
+            [{"kind": "c"}, {"kind": 1}, {}],
+        ),
+        # Nothing but an object can be one of these two alone.
+        (
+            {
+                "$ref": "#/$defs/change",
+                "$defs": {
+                    "change": {
+                        "oneOf": [
+                            {"required": ["of"], "properties": {"of": {"enum": ["text", "mode"]}}},
+                            {"required": ["of"], "properties": {"of": {"enum": [["deleted"], "none"]}}},
+                            {"required": ["of"], "properties": {"of": {"type": "array", "items": {"const": "x"}}}},
+                        ]
+                    }
+                },
+            },
+            [{"of": "text"}, {"of": "none"}, {"of": ["deleted"]}, {"of": []}, {"of": ["x", "x"]}],
+            [{}, {"of": "x"}, 1, "text", [], None],
+        ),
+        (
+            {
+                "oneOf": [
+                    {"type": "array", "maxItems": 0},
+                    {"type": "array", "minItems": 1, "items": {"type": "integer"}},
+                    {"type": "array", "minItems": 2, "items": {"type": "string"}},
+                ]
+            },
+            [[], [1], [1, 2], ["a", "b"]],
+            [["a"], [1, "a"], {}],
+        ),
     ],
     "allOf": [
         ({"allOf": [{"type": "integer", "minimum": 1}, {"maximum": 3}]}, [1, 3], [0, 4, "a"]),
@@ -155,6 +215,12 @@ ENFORCED = {
         ({**OBJECT, "properties": {"a": {}}, "not": {"required": ["a"]}}, [{}, {"b": 1}], [{"a": 1}]),
         ({"type": "integer", "not": {"minimum": 3, "maximum": 5}}, [2, 6], [3, 4, 5]),
         ({"enum": ["a", "b", 1], "not": {"type": "string"}}, [1], ["a", "b"]),
+        ({**OBJECT, "not": {"propertyNames": False}}, [{"a": 1}], [{}]),
+        (
+            {**OBJECT, "not": {"propertyNames": {"not": {"enum": ["a", "b"]}}}},
+            [{"a": 1, "c": 1}, {"b": 1}],
+            [{}, {"c": 1}],
+        ),
     ],
     "if, then, else": [
         (
@@ -179,6 +245,16 @@ ENFORCED = {
             },
             [{}, {"n": {"n": {}}}],
             [{"n": 1}, {"m": {}}],
+        ),
+        (
+            {"type": "integer", "$defs": {"unused": {"contains": {}}}, "definitions": {"~": {"format": "regex"}}},
+            [1],
+            ["a"],
+        ),
+        (
+            {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"$ref": "#/definitions/c"}}, "definitions": {"c": {"const": 1}}},
+            [1],
+            [2],
         ),
         ({"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {"type": "integer"}}}, [3], [2, "a"]),
     ],
@@ -212,9 +288,19 @@ REFUSED = {
         {"not": {"enum": [1.5]}},
         {"not": {"format": "date"}},
         {"not": {"unevaluatedProperties": False}},
+        {"not": {"propertyNames": {"enum": ["a"]}}},
     ],
     "if": [{"if": {"pattern": "a"}, "then": {"maxLength": 3}}],
-    "oneOf": [{"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}],
+    "oneOf": [
+        {"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]},
+        {"oneOf": [{"type": "array", "items": {"const": 1}}, {"type": "array", "items": {"const": 2}}]},
+        {
+            "oneOf": [
+                {"required": ["a"], "properties": {"a": {"type": "integer"}}},
+                {"properties": {"b": {"pattern": "x"}}},
+            ]
+        },
+    ],
     "unsatisfiable": [
         False,
         {"enum": []},

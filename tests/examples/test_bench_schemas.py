@@ -30,6 +30,12 @@ CASES = [
         "tests": [{"valid": True, "data": {"state": "open", "id": 1}}],
         "features": [],
     },
+    {
+        "id": "other form",
+        "schema": {"type": "integer"},
+        "tests": [{"valid": True, "data": 1.0}],
+        "features": [],
+    },
     {"id": "sets", "schema": {"type": "array", "uniqueItems": True}, "tests": [], "features": ["uniqueItems"]},
 ]
 
@@ -41,9 +47,10 @@ def test_what_passes_is_counted_by_feature(default_model, tmp_path, monkeypatch,
     assert bench_schemas.main() == 0
     *table, line = capsys.readouterr().out.splitlines()
     counts = {row.split()[0]: list(map(int, row.split()[1:])) for row in table[1:]}
-    assert counts == {"enum": [1, 0, 0, 0], "minimum": [1, 0, 0, 0], "uniqueItems": [0, 1, 0, 0]}
+    assert counts == {"enum": [1, 0, 0, 0, 0], "minimum": [1, 0, 0, 0, 0], "uniqueItems": [0, 0, 1, 0, 0]}
     result = json.loads(line)
-    assert [result[name] for name in ("pass", "refused", "strict", "loose")] == [1, 1, 1, 0]
+    assert [result[name] for name in bench_schemas.OUTCOMES] == [1, 1, 1, 1, 0]
+    assert (result["pass_share"], result["in_order_share"]) == (0.25, 0.5)
 
 
 def test_what_is_let_through_is_a_failure(default_model, tmp_path, monkeypatch, capsys):
