@@ -236,6 +236,8 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
+    function_call: Any = None
+
 
 class ChatRequest(OpenAIRequest, kw_only=True):
     messages: list[Message]

@@ -97,6 +97,7 @@ CHAT_FAULTS = [
     {"messages": HI, "top_logprobs": 3}, {"messages": HI, "logprobs": True, "top_logprobs": 25},
     {"messages": HI, "logprobs": True, "top_logprobs": 100000}, {"messages": HI, "logprobs": 3},
     {"messages": HI, "logprobs": True, "top_logprobs": -1}, {"messages": HI, "max_completion_tokens": 0},
+    {"messages": [*HI, {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]},
     {"messages": HI, "tools": [{}], "tool_choice": "auto"}, {"messages": HI, "functions": [{"name": "f"}]},
     {"messages": HI, "chat_template": "x"}, {"messages": HI, "chat_template_kwargs": "x"},
     {"messages": HI, "chat_template_kwargs": {"chat_template": "x"}},

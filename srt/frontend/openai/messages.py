@@ -86,6 +86,12 @@ def _template_message(message: Message, at: int) -> dict[str, Any]:
         raise RequestError(
             f"`messages[{at}].role` must be one of {', '.join(ROLES)}.", param="messages", code="invalid_role"
         )
+    if message.function_call is not None:
+        raise RequestError(
+            f"`messages[{at}].function_call`: this form is out of date; use `tool_calls` and the role `tool`.",
+            param="messages",
+            code="unsupported_parameter",
+        )
     # Hardly any template knows the newer name for the same role.
     role = "system" if message.role == "developer" else message.role
     plain = {"role": role, "content": _text(message.content, at)}
