@@ -24,12 +24,17 @@ from srt.schema_values import (
     list_different,
     listed_in,
     names_in,
+    patterns_together,
+    pointed_at,
     takes_all,
     types_of,
+    unescaped,
 )
 
 MAX_DEPTH = 48
 MAX_PROPERTIES = 1000  # of one object
+MAX_PATTERN_PROPERTIES = 100  # of one object: the library compares any two
+MAX_PATTERNS = 12  # of one string: their intersection may take the library time exponential in them
 MAX_BRANCHES = 8  # of a oneOf that must be proved by negation
 MAX_EXCLUDED = 64  # texts that a string may not be
 MAX_WORK = 50_000  # schemas looked at; references let a small schema be an endless one written out
@@ -60,7 +65,10 @@ Searcher = Callable[[str], Callable[[str], bool]]
 def rewrite(schema: Schema, searcher: Searcher) -> Schema:
     """The same instances, in enforceable keywords. GrammarError names the keyword that has no such form."""
     schema = _without_unused(schema)
-    return _Rewriter(schema, searcher).schema(schema, 0)
+    schema = _Rewriter(schema, searcher).schema(schema, 0)
+    if patterns_together(schema) > MAX_PATTERNS:
+        raise GrammarError(f"one string may have to match {MAX_PATTERNS} patterns at most")
+    return schema
 
 
 def _without_unused(root: Schema) -> Schema:
@@ -83,7 +91,7 @@ def _without_unused(root: Schema) -> Schema:
         match = _DEFINITION.fullmatch(reference)
         if match is None:
             return root
-        name = _unescaped(match[2])
+        name = unescaped(match[2])
         definition = as_dict(root.get(match[1])).get(name)
         if definition is not None and name not in used[match[1]]:
             used[match[1]][name] = definition
@@ -91,11 +99,6 @@ def _without_unused(root: Schema) -> Schema:
     return rest | {
         key: {name: root[key][name] for name in root[key] if name in names} for key, names in used.items() if names
     }
-
-
-def _unescaped(step: str) -> str:
-    """One step of a JSON pointer (RFC 6901)."""
-    return step.replace("~1", "/").replace("~0", "~")
 
 
 class _Rewriter:
@@ -141,8 +144,9 @@ class _Rewriter:
         for key, value in schema.items():
             match key, value:
                 case (("properties" | "patternProperties" | "definitions" | "$defs" | "dependentSchemas"), dict()):
-                    if len(value) > MAX_PROPERTIES:
-                        raise GrammarError(f"`{key}` may have {MAX_PROPERTIES} entries at most")
+                    most = MAX_PATTERN_PROPERTIES if key == "patternProperties" else MAX_PROPERTIES
+                    if len(value) > most:
+                        raise GrammarError(f"`{key}` may have {most} entries at most")
                     parts[key] = {name: self.schema(inner, depth + 1) for name, inner in value.items()}
                 case (("allOf" | "anyOf" | "oneOf" | "prefixItems"), list()):
                     parts[key] = [self.schema(inner, depth + 1) for inner in value]
@@ -370,15 +374,9 @@ class _Rewriter:
     def _at(self, reference: Any) -> Schema:
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise GrammarError("`$ref` may only refer to a place in the schema itself, as in `#/$defs/name`")
-        place = self._root
-        for step in reference[1:].split("/")[1:]:
-            step = _unescaped(step)
-            if isinstance(place, list) and step.isdigit() and int(step) < len(place):
-                place = place[int(step)]
-            elif isinstance(place, dict) and step in place:
-                place = place[step]
-            else:
-                raise GrammarError(f"`$ref`: there is no {reference[:100]}")
+        place = pointed_at(self._root, reference)
+        if place is None:
+            raise GrammarError(f"`$ref`: there is no {reference[:100]}")
         return place
 
 

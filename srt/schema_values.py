@@ -21,6 +21,9 @@ _KEYWORDS_OF = {
     ),
 }
 
+_NAMED = ("properties", "patternProperties", "definitions", "$defs", "dependentSchemas")
+"""Keywords whose values are schemas by name."""
+
 UNENFORCED = (
     *("minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
     *("contains", "disallow", "extends", "divisibleBy"),
@@ -174,6 +177,57 @@ def types_of(schema: Mapping[str, Any]) -> list[str]:
         return list(TYPES)
     names = [schema["type"]] if isinstance(schema["type"], str) else names_in(schema["type"])
     return [name for name in TYPES if name in names or (name == "number" and "integer" in names)]
+
+
+def patterns_together(root: Schema) -> int:
+    """How many patterns and formats one string must match, where they are most."""
+    most = 0
+    found: dict[str, int] = {}  # by reference
+
+    def at(schema: Any) -> int:
+        nonlocal most
+        if isinstance(schema, list):
+            return max(map(at, schema), default=0)
+        if not isinstance(schema, dict):
+            return 0
+        count = ("pattern" in schema) + ("format" in schema)
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if reference not in found:
+                found[reference] = 0  # where it refers to itself
+                found[reference] = at(pointed_at(root, reference))
+            count += found[reference]
+        for key, inner in schema.items():
+            if key == "allOf" and isinstance(inner, list):
+                count += sum(map(at, inner))
+            elif key in ("anyOf", "oneOf"):
+                count += at(inner)
+            elif isinstance(inner, dict | list):
+                at(list(inner.values()) if key in _NAMED else inner)
+        most = max(most, count)
+        return count
+
+    at(root)
+    return most
+
+
+def pointed_at(root: Schema, reference: str) -> Schema:
+    """What a reference within the schema (RFC 6901, behind a #) refers to; None if there is nothing."""
+    place = root
+    for step in reference.split("/")[1:]:
+        step = unescaped(step)
+        if isinstance(place, list) and step.isdigit() and int(step) < len(place):
+            place = place[int(step)]
+        elif isinstance(place, dict) and step in place:
+            place = place[step]
+        else:
+            return None
+    return place
+
+
+def unescaped(step: str) -> str:
+    """One step of a JSON pointer (RFC 6901)."""
+    return step.replace("~1", "/").replace("~0", "~")
 
 
 def takes_all(kind: str, schema: Schema) -> bool:

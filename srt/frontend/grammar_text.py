@@ -18,9 +18,10 @@ from srt.schema_rules import GrammarError, rewrite
 
 ANY_TEXT = r"/(.|\n)*/"
 
-MAX_RULES = 1000  # of GBNF: resolving them may take the library the square of it
+MAX_RULES = 300  # of EBNF: a second or two of the library's for the worst
 
 _LARK = re.compile(r"%llguidance\b|start\s*:")
+_LARK_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_]\w*[^\n:\"/|]*:", re.MULTILINE)
 _BYTES = LLTokenizer("byte")
 
 
@@ -91,10 +92,11 @@ def searcher(pattern: str) -> Callable[[str], bool]:
 
 def _from_ebnf(text: str) -> str:
     """GBNF becomes Lark, and Lark stays. The library tells them apart by a search that is slow where much is blank."""
-    if any(_LARK.match(line.lstrip()) for line in text.splitlines()):
-        return text
-    if text.count("::=") > MAX_RULES:
+    is_lark = any(_LARK.match(line.lstrip()) for line in text.splitlines())
+    if (len(_LARK_RULE.findall(text)) if is_lark else text.count("::=")) > MAX_RULES:
         raise GrammarError(f"has more than {MAX_RULES} rules")
+    if is_lark:
+        return text
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # the library raises bare Exceptions, too

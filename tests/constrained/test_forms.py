@@ -211,6 +211,38 @@ def test_a_bomb_is_refused_or_bounded(name):
         matcher.accept(token)
 
 
+COSTLY = {
+    "an intersection of many patterns": (
+        "json_schema",
+        {"$ref": "#/$defs/a", "pattern": "x"}
+        | {"$defs": {"a": {"allOf": [{"pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(2, 16)]}}},
+        "12 patterns",
+    ),
+    "many patterns of names": (
+        "json_schema",
+        {"type": "object", "patternProperties": {f"^x{n}_[a-z]+$": {} for n in range(300)}},
+        "100 entries",
+    ),
+    "many rules of GBNF": (
+        "ebnf",
+        "\n".join(["root ::= r0", *(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(900)), 'r900 ::= "a"']),
+        "300 rules",
+    ),
+    "many rules of Lark": (
+        "ebnf",
+        "\n".join(["start: R0", *(f"R{n}: R{n + 1} R{n + 1}" for n in range(900)), 'R900: "a"']),
+        "300 rules",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_takes_the_library_many_seconds_is_refused_before(name):
+    kind, value, reason = COSTLY[name]
+    with pytest.raises(GrammarError, match=reason):
+        CHECK(Form(kind, value, "x"))
+
+
 def test_a_model_without_eos_ends_where_only_that_is_left():
     backend = LLGuidance(Vocabulary(TABLE[:256], [0] * 256, (), lambda text: list(text.encode())))
     matcher = backend.compile(CHECK(Form("regex", "ab", "x")).text).matcher()
