@@ -1,6 +1,7 @@
 """Each keyword of JSON Schema is enforced exactly or refused; `jsonschema` says what exactly means."""
 
 import re
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -43,3 +44,13 @@ def test_what_cannot_be_enforced_is_refused(keyword):
     for schema in REFUSED[keyword]:
         with pytest.raises(GrammarError):
             CHECK(Form("json_schema", schema, "x"))
+
+
+def test_the_table_in_the_docs_has_these_cases():
+    table = (Path(__file__).parents[2] / "docs" / "json-schema.md").read_text()
+    for keyword, cases in ENFORCED.items():
+        accepted, refused = (sum(len(case[at]) for case in cases) for at in (1, 2))
+        name = ", ".join(f"`{one}`" for one in keyword.split(", "))
+        assert f"| {name} | {len(cases)} | {accepted} | {refused} |\n" in table
+    for what, schemas in REFUSED.items():
+        assert f"| {what} | {len(schemas)} |\n" in table
