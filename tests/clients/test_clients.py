@@ -7,6 +7,7 @@ test is skipped and says why.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -14,9 +15,12 @@ import venv
 from pathlib import Path
 
 import pytest
+import torch
+from server import reference_model
 from server.server_harness import Server
 
-from srt.model_files import cache_folder
+from srt.model_files import ModelFiles, cache_folder
+from srt.tokenization import Tokenizer
 
 INSTALL_SECONDS = 600
 RUN_SECONDS = 300
@@ -26,6 +30,8 @@ INSTALLED = ("openai", "instructor")
 REQUIREMENTS = {
     "langchain": ["langchain-openai"],
     "litellm": ["litellm"],
+    "anthropic": ["anthropic"],
+    "lm_eval": ["lm-eval[api]", "transformers"],
 }
 
 
@@ -59,8 +65,24 @@ def run(client: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize(
     "client",
-    [*INSTALLED, *(pytest.param(name, marks=pytest.mark.slow) for name in REQUIREMENTS)],
+    [*INSTALLED, *(pytest.param(name, marks=pytest.mark.slow) for name in ("langchain", "litellm", "anthropic"))],
 )
 def test_a_client_gets_what_its_user_expects(client: str, server: Server) -> None:
     assert run(client, f"http://127.0.0.1:{server.port}").endswith("ok\n")  # some print more than they are asked to
     server.wait_idle()
+
+
+@pytest.mark.slow
+def test_lm_eval_rates_continuations_as_transformers_does(server: Server, default_model: ModelFiles) -> None:
+    answers = json.loads(run("lm_eval", f"http://127.0.0.1:{server.port}", str(default_model.folder)).splitlines()[-1])
+    model, encode = reference_model.load(default_model), Tokenizer.from_folder(default_model.tokenizer_folder).encode
+    assert len(answers["rated"]) == 9
+    for context, continuation, rating, is_greedy in answers["rated"]:
+        ids, start = encode(context + continuation, False), len(encode(context, False))
+        with torch.inference_mode():
+            logprobs = model(torch.tensor([ids])).logits[0, start - 1 : -1].log_softmax(-1)
+        taken = torch.tensor(ids[start:])
+        assert rating == pytest.approx(logprobs.gather(1, taken[:, None]).sum().item(), abs=1e-3)
+        assert is_greedy == bool((logprobs.argmax(-1) == taken).all())
+    assert [len(texts) for texts in answers["generated"]] == [4, 4]
+    assert all(text.strip() for texts in answers["generated"] for text in texts)
