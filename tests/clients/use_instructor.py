@@ -9,13 +9,13 @@ from pydantic import BaseModel, Field
 
 
 class Item(BaseModel):
-    name: str = Field(max_length=12)
+    name: str = Field(max_length=6)
     colour: Literal["red", "blue"]
     price: int = Field(ge=1, le=99)
 
 
 class Order(BaseModel):
-    items: list[Item] = Field(min_length=1, max_length=2)
+    items: list[Item] = Field(min_length=1, max_length=1)
     paid: bool
 
 
@@ -29,7 +29,7 @@ for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
     order, raw = client.chat.completions.create_with_completion(response_model=Order, **wishes)
     assert isinstance(order, Order), order
     assert raw.usage.completion_tokens > 0
-    parts = list(client.chat.completions.create_partial(response_model=Order, **wishes))
-    assert len(parts) > 1
-    Order.model_validate(parts[-1].model_dump())
+parts = list(client.chat.completions.create_partial(response_model=Order, **wishes))
+assert len(parts) > 1
+Order.model_validate(parts[-1].model_dump())
 print("ok")

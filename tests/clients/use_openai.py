@@ -33,7 +33,7 @@ options = {"base_url": sys.argv[1] + "/v1", "api_key": "none", "max_retries": 0}
 client = openai.OpenAI(**options)
 model = client.models.list().data[0].id
 assert client.models.retrieve(model).id == model
-wishes = {"model": model, "temperature": 0, "max_tokens": 12}
+wishes = {"model": model, "temperature": 0, "max_tokens": 6}
 
 # ---- whole and streamed, sync and async
 whole = client.chat.completions.create(messages=HELLO, **wishes)
@@ -52,7 +52,7 @@ assert chunks[-1].usage == whole.usage.model_copy(
 async def many() -> None:
     async with openai.AsyncOpenAI(**options) as asynchronous:
         answers = await asyncio.gather(
-            *(asynchronous.chat.completions.create(messages=HELLO, **wishes) for _ in range(4))
+            *(asynchronous.chat.completions.create(messages=HELLO, **wishes) for _ in range(3))
         )
         assert {answer.choices[0].message.content for answer in answers} == {text}
         stream = await asynchronous.chat.completions.create(messages=HELLO, stream=True, **wishes)
