@@ -51,7 +51,11 @@ class Detokenizer:
                 shown = text.finish(delta.ids, delta.finish)
                 del self._open[delta.rid]
             cached_tokens = -1 if opening is None else opening.cached_tokens
-            deltas.append(TextDelta(delta.rid, shown, delta.ids, cached_tokens, delta.finish, delta.logprobs))
+            deltas.append(
+                TextDelta(
+                    delta.rid, shown, delta.ids, cached_tokens, delta.finish, delta.logprobs, delta.prompt_logprobs
+                )
+            )
         return TextBatch(batch.step, tuple(deltas))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 
@@ -33,7 +34,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SamplingParams(Message):
     """How one request chooses its tokens and when it ends. Validated in the frontend; asserted nowhere."""
 
-    max_new_tokens: int
+    max_new_tokens: int  # 0: only the prompt's logprobs are wanted
     min_new_tokens: int = 0  # until then neither EOS nor a stop token can be sampled
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 keeps all
@@ -50,6 +51,9 @@ class SamplingParams(Message):
     skip_special_tokens: bool = True
     no_stop_trim: bool = False  # keep the matched stop string in the text
     logprobs: int = -1  # alternatives reported beside the chosen token; -1: no logprobs at all
+    prompt_logprobs: int = -1  # the same of the prompt's tokens, from position `prompt_logprobs_start` on
+    prompt_logprobs_start: int = 0
+    logprob_ids: tuple[int, ...] = ()  # reported at each position that has logprobs, whatever is chosen there
 
 
 class Grammar(Message):
@@ -124,11 +128,18 @@ class Opening(Message):
 
 
 class TokenLogprobs(Message):
-    """One entry per token of the delta it comes with. Natural logarithms, before temperature and filters."""
+    """One entry per token. Natural logarithms, before temperature and filters."""
 
     chosen: tuple[float, ...]
     top_ids: tuple[tuple[int, ...], ...]  # most likely first
     top: tuple[tuple[float, ...], ...]
+    asked: tuple[tuple[float, ...], ...] = ()  # of `logprob_ids`; empty if there are none
+
+
+def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    """What they say, one after the other."""
+    fields = zip(*map(msgspec.structs.astuple, parts), strict=True)
+    return TokenLogprobs(*(tuple(chain.from_iterable(field)) for field in fields))
 
 
 class TokenDelta(Message):
@@ -139,6 +150,7 @@ class TokenDelta(Message):
     opening: Opening | None = None
     finish: Finish | None = None
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None  # all that were asked for, with the first delta
 
 
 class TokenBatch(Message, tag=1):
@@ -160,6 +172,7 @@ class TextDelta(Message):
     cached_tokens: int = -1  # given with a request's first delta
     finish: Finish | None = None
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
 
 
 class TextBatch(Message, tag=2):

@@ -18,6 +18,7 @@ from srt.executor.cuda_graph import DecodeGraph, DecodeGraphs
 from srt.executor.cuda_sampler import CudaSampler, ends
 from srt.executor.forward_batch import ForwardBatch
 from srt.executor.kv_cache import zeros
+from srt.executor.logprobs import LogprobTensors, rate_prompts
 from srt.executor.prompt_graph import PromptGraphs
 from srt.executor.sampler import Sampled
 from srt.executor.shape import ExecutorShape
@@ -42,7 +43,10 @@ class Launched:
     plan: ScheduleBatch
     logits_SV: torch.Tensor | None = None  # of the rows that sample
     graph: DecodeGraph | None = None
-    on_host: list[torch.Tensor] = field(default_factory=list)  # the fields of its StepResult, once `done`
+    rated: LogprobTensors | None = None  # tokens of prompts
+    # What its StepResult is made of, once `done`.
+    tokens: torch.Tensor | None = None
+    logprobs: LogprobTensors | None = None
     done: torch.cuda.Event = field(default_factory=torch.cuda.Event)
 
 
@@ -77,7 +81,8 @@ class CudaRunner:
             num_slots = shape.pool_tokens + shape.page_size
             kv = zeros((config.num_layers, 2, num_slots, heads.num_kv_heads, heads.head_dim), shape.kv_dtype, device)
             self._attention = FlashInferBackend(list(kv), heads, num_rows, device)
-            self._sampler = CudaSampler(num_rows, min(shape.num_tokens_vocab, config.vocab_size), device)
+            self._num_tokens = min(shape.num_tokens_vocab, config.vocab_size)
+            self._sampler = CudaSampler(num_rows, self._num_tokens, device)
             self._graphs: DecodeGraphs | None = None
             self._prompts = PromptGraphs(model, self._attention, most_tokens if graphs else 0)
             if graphs:
@@ -110,51 +115,57 @@ class CudaRunner:
                 launched.graph = self._graphs.forward(batch)
                 launched.logits_SV = self._graphs.logits_BV[: batch.num_rows]
             else:
-                launched.logits_SV = self._forward(batch)
+                launched.logits_SV, launched.rated = self._forward(batch)
         return launched
 
     def sample(self, launched: Launched, masks: TokenMasks | None) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            if launched.logits_SV is None:
+            if launched.logits_SV is None and launched.rated is None:
                 launched.done.record()
                 return
-            # What these tokens are written over must have reached the host.
-            self._stream.wait_event(self._copied)
-            sampled = self._sample(launched, masks)
-            launched.logits_SV = None
-            fields = (sampled.tokens_S, sampled.logprobs_S, sampled.top_ids_SK, sampled.top_logprobs_SK)
-            on_device = [each for each in fields if each is not None]
+            if launched.logits_SV is not None:
+                # What these tokens are written over must have reached the host.
+                self._stream.wait_event(self._copied)
+                sampled = self._sample(launched, masks)
+                launched.logits_SV = None
+                launched.tokens, launched.logprobs = sampled.tokens_S, sampled.logprobs
             self._copies.wait_stream(self._stream)
             with torch.cuda.stream(self._copies):
-                launched.on_host = [each.to("cpu", non_blocking=True) for each in on_device]
+                if launched.tokens is not None:
+                    launched.tokens = self._to_host(launched.tokens)
+                for name in ("logprobs", "rated"):
+                    on_device = getattr(launched, name)
+                    if on_device is not None:
+                        setattr(launched, name, LogprobTensors(*map(self._to_host, on_device)))
                 launched.done.record()
                 self._copied = launched.done
-            for each in on_device:
-                each.record_stream(self._copies)
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """There once the stream of copies is done so far."""
+        tensor.record_stream(self._copies)
+        return tensor.to("cpu", non_blocking=True)
 
     def result(self, launched: Launched) -> StepResult:
         launched.done.synchronize()
-        if not launched.on_host:
-            return StepResult(np.zeros(0, np.int32))
-        tokens, *logprobs = (each.numpy() for each in launched.on_host)
-        if not logprobs:
-            return StepResult(tokens)
-        logprobs_S, top_ids_SK, top_logprobs_SK = logprobs
-        return StepResult(tokens, logprobs_S, top_ids_SK.astype(np.int32), top_logprobs_SK)
+        tokens = np.zeros(0, np.int32) if launched.tokens is None else launched.tokens.numpy()
+        logprobs, prompt = (None if each is None else each.to_arrays() for each in (launched.logprobs, launched.rated))
+        return StepResult(tokens, logprobs, prompt)
 
-    def _forward(self, plan: ScheduleBatch) -> torch.Tensor | None:
-        """Logits of the rows that sample, or None."""
+    def _forward(self, plan: ScheduleBatch) -> tuple[torch.Tensor | None, LogprobTensors | None]:
+        """Logits of the rows that sample, or None, and what is said of tokens of prompts."""
         self._tables.apply(plan)
         if plan.num_rows == 0:
-            return None
+            return None, None
         batch = ForwardBatch.build(plan, self._tables)
         if self._prompts.holds(plan.num_tokens):
             attended = self._prompts.attend(batch)
         else:
             attended = self._model.attend(batch.ids_N, batch.positions_N, self._attention.plan(batch))
-        if len(batch.sample_logits) == 0:
-            return None
-        return self._model.logits(self._model.finish(*attended, batch.logit_indices[batch.sample_logits]))
+        hidden_LD = self._model.finish(*attended, batch.logit_indices)
+        rated = rate_prompts(self._model.logits, hidden_LD, batch, self._sampler.wishes, self._num_tokens)
+        if batch.num_samples == 0:
+            return None, rated
+        return self._model.logits(hidden_LD[: batch.num_samples]), rated
 
     def _sample(self, launched: Launched, masks: TokenMasks | None) -> Sampled:
         plan, logits_SV = launched.plan, launched.logits_SV

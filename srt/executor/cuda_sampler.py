@@ -14,11 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from srt.executor.logprobs import rate
 from srt.executor.sampler import Sampled
 from srt.executor.sampling_table import SamplingRows, SamplingTable
 from srt.executor.upload import upload, upload_floats
 from srt.kernels import sampling
 from srt.kernels.edits import Biases, Masks, Penalties
+from srt.messages import SamplingParams
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, TokenMasks
 
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -43,6 +45,9 @@ class CudaSampler:
         rows, *integers_C = upload(self._device, *np.array(integers, np.int64).T)
         self._integers_CR[:, rows] = torch.stack(integers_C)
         self._floats_CR[:, rows] = torch.stack(upload_floats(self._device, *np.array(floats).T))
+
+    def wishes(self, row: int) -> SamplingParams:
+        return self._table.wishes(row)
 
     def only_draws(self, plan: ScheduleBatch, masks: TokenMasks | None) -> bool:
         """Whether `draw` is all that these rows want."""
@@ -84,9 +89,8 @@ class CudaSampler:
         if not (wanted.logprobs >= 0).any():
             return Sampled(tokens_S)
         logprobs_SV = logits_SV[:, : self._num_tokens].float().log_softmax(-1)
-        top_logprobs_SK, top_ids_SK = logprobs_SV.topk(min(int(wanted.logprobs.max()), self._num_tokens))
-        chosen_S = logprobs_SV.gather(1, tokens_S.long()[:, None])[:, 0]
-        return Sampled(tokens_S, chosen_S, top_ids_SK, top_logprobs_SK)
+        wishes = [self._table.wishes(row) for row in plan.row[plan.samples].tolist()]
+        return Sampled(tokens_S, rate(logprobs_SV, tokens_S, int(wanted.logprobs.max()), wishes))
 
     def _biases(self, plan: ScheduleBatch, wanted: SamplingRows) -> Biases | None:
         """Logit biases, and the stop tokens of rows that must go on."""

@@ -25,8 +25,10 @@ class ForwardBatch:
     num_decode: int
     plan: ScheduleBatch
     tables: RowTables
-    logit_indices: torch.Tensor  # tokens whose logits are wanted, in order: see `sample_logits`
-    sample_logits: torch.Tensor  # of those, the last token of each row that samples, in the plan's order
+    logit_indices: torch.Tensor  # tokens whose logits are wanted: first the last one of each row that samples,
+    num_samples: int  # so many, then those that rate the known token behind them, both in the plan's order
+    rated_tokens: torch.Tensor  # these known tokens
+    rated_rows: np.ndarray  # and the table rows that they are in
 
     @classmethod
     def build(cls, plan: ScheduleBatch, tables: RowTables) -> ForwardBatch:
@@ -35,15 +37,18 @@ class ForwardBatch:
         before_B = end_B - plan.length
         rows_N = np.repeat(plan.row, plan.length)
         positions_N = np.arange(num_tokens) + np.repeat(plan.start - before_B, plan.length)
-        wanted_B = plan.start + plan.length - plan.first_logit
-        wanted_before_B = np.cumsum(wanted_B) - wanted_B
+        rated_B = plan.start + plan.length - plan.samples - plan.first_logit
+        rated_before_B = np.cumsum(rated_B) - rated_B
         first_index_B = before_B + plan.first_logit - plan.start
-        logit_indices = np.arange(int(wanted_B.sum())) + np.repeat(first_index_B - wanted_before_B, wanted_B)
-        sample_logits = (wanted_before_B + wanted_B - 1)[plan.samples]
+        rated_indices = np.arange(int(rated_B.sum())) + np.repeat(first_index_B - rated_before_B, rated_B)
 
-        rows, positions, logits, samples = upload(
-            tables.slots_RP.device, rows_N, positions_N, logit_indices, sample_logits
+        sample_indices = (end_B - 1)[plan.samples]
+        num_samples = len(sample_indices)
+
+        rows, positions, logits = upload(
+            tables.slots_RP.device, rows_N, positions_N, np.concatenate([sample_indices, rated_indices])
         )
+        rated = logits[num_samples:]
         return cls(
             ids_N=tables.tokens_RP[rows, positions],
             positions_N=positions,
@@ -52,5 +57,7 @@ class ForwardBatch:
             plan=plan,
             tables=tables,
             logit_indices=logits,
-            sample_logits=samples,
+            num_samples=num_samples,
+            rated_tokens=tables.tokens_RP[rows[rated], positions[rated] + 1] if len(rated) else rated,
+            rated_rows=rows_N[rated_indices],
         )

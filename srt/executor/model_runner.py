@@ -11,6 +11,7 @@ import torch
 from srt.executor.attention.torch_native import TorchNativeBackend
 from srt.executor.forward_batch import ForwardBatch
 from srt.executor.kv_cache import KVCache
+from srt.executor.logprobs import LogprobTensors, rate_prompts
 from srt.executor.sampler import Sampled, Sampler
 from srt.executor.sampling_table import SamplingTable
 from srt.executor.shape import ExecutorShape
@@ -28,6 +29,7 @@ class Launched:
     plan: ScheduleBatch
     masks: TokenMasks | None = None
     sampled: Sampled | None = None
+    rated: LogprobTensors | None = None  # tokens of prompts
     done: bool = False
 
 
@@ -54,7 +56,8 @@ class ModelRunner:
         )
         self._attention = TorchNativeBackend(self._cache)
         self._sampling = SamplingTable(shape.num_rows)
-        self._sampler = Sampler(self._sampling, min(shape.num_tokens_vocab, config.vocab_size), device)
+        self._num_tokens = min(shape.num_tokens_vocab, config.vocab_size)
+        self._sampler = Sampler(self._sampling, self._num_tokens, device)
         self._queue: deque[Launched] = deque()
 
     def forward(self, batch: ScheduleBatch) -> Launched:
@@ -68,7 +71,11 @@ class ModelRunner:
     def result(self, launched: Launched) -> StepResult:
         while not launched.done:
             self._execute(self._queue.popleft())
-        return to_step_result(launched.sampled)
+        prompt = None if launched.rated is None else launched.rated.to_arrays()
+        if launched.sampled is None:
+            return StepResult(np.zeros(0, np.int32), prompt=prompt)
+        tokens, logprobs = launched.sampled.tokens_S.to(torch.int32).cpu().numpy(), launched.sampled.logprobs
+        return StepResult(tokens, None if logprobs is None else logprobs.to_arrays(), prompt)
 
     def _execute(self, launched: Launched) -> None:
         plan = launched.plan
@@ -80,29 +87,15 @@ class ModelRunner:
                 batch = ForwardBatch.build(plan, self._tables)
                 attend = self._attention.plan(batch)
                 hidden_LD = self._model.forward(batch.ids_N, batch.positions_N, attend, batch.logit_indices)
-                if len(batch.logit_indices):
-                    logits_LV = self._model.logits(hidden_LD)
-                    if len(batch.sample_logits):
-                        launched.sampled = self._sample(batch, logits_LV, launched.masks)
+                launched.rated = rate_prompts(
+                    self._model.logits, hidden_LD, batch, self._sampling.wishes, self._num_tokens
+                )
+                if batch.num_samples:
+                    logits_SV = self._model.logits(hidden_LD[: batch.num_samples])
+                    launched.sampled = self._sample(batch, logits_SV, launched.masks)
         launched.done = True
 
-    def _sample(self, batch: ForwardBatch, logits_LV: torch.Tensor, masks: TokenMasks | None) -> Sampled:
-        all_sample = len(batch.sample_logits) == len(logits_LV)
-        logits_SV = logits_LV if all_sample else logits_LV[batch.sample_logits]
+    def _sample(self, batch: ForwardBatch, logits_SV: torch.Tensor, masks: TokenMasks | None) -> Sampled:
         sampled = self._sampler(logits_SV, batch.plan, self._tables.tokens_RP, masks)
         self._tables.write_tokens(batch.plan, sampled.tokens_S)
         return sampled
-
-
-def to_step_result(sampled: Sampled | None) -> StepResult:
-    if sampled is None:
-        return StepResult(np.zeros(0, np.int32))
-    tokens = sampled.tokens_S.to(torch.int32).cpu().numpy()
-    if sampled.logprobs_S is None or sampled.top_ids_SK is None or sampled.top_logprobs_SK is None:
-        return StepResult(tokens)
-    return StepResult(
-        tokens,
-        sampled.logprobs_S.cpu().numpy(),
-        sampled.top_ids_SK.to(torch.int32).cpu().numpy(),
-        sampled.top_logprobs_SK.cpu().numpy(),
-    )

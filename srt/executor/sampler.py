@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from srt.executor.logprobs import LogprobTensors, rate
 from srt.executor.noise import Noise, row_keys
 from srt.executor.sampling_table import SamplingRows, SamplingTable
 from srt.kernels import cpu
@@ -28,9 +29,7 @@ DEPTH = 12.0
 @dataclass(frozen=True)
 class Sampled:
     tokens_S: torch.Tensor
-    logprobs_S: torch.Tensor | None = None
-    top_ids_SK: torch.Tensor | None = None
-    top_logprobs_SK: torch.Tensor | None = None
+    logprobs: LogprobTensors | None = None  # of these; zeros for rows that want none
 
 
 class Sampler:
@@ -60,18 +59,12 @@ class Sampler:
 
         if logprobs_LV is None:
             return Sampled(tokens_S)
-        count = min(int(wanted.logprobs.max()), self._num_tokens)
-        top_logprobs_LK, top_ids_LK = logprobs_LV.topk(count)
-        sampled = Sampled(
-            tokens_S,
-            torch.zeros(len(tokens_S), device=self._device),
-            torch.zeros((len(tokens_S), count), dtype=torch.int64, device=self._device),
-            torch.zeros((len(tokens_S), count), device=self._device),
-        )
-        sampled.logprobs_S[with_logprobs] = logprobs_LV.gather(1, tokens_S[with_logprobs, None])[:, 0]
-        sampled.top_ids_SK[with_logprobs] = top_ids_LK
-        sampled.top_logprobs_SK[with_logprobs] = top_logprobs_LK
-        return sampled
+        wishes = [self._table.wishes(row) for row in rows_S[wanted.logprobs >= 0].tolist()]
+        rated = rate(logprobs_LV, tokens_S[with_logprobs], int(wanted.logprobs.max()), wishes)
+        spread = [torch.zeros((len(tokens_S), *each.shape[1:]), dtype=each.dtype, device=each.device) for each in rated]
+        for whole, each in zip(spread, rated, strict=True):
+            whole[with_logprobs] = each
+        return Sampled(tokens_S, LogprobTensors(*spread))
 
     def _edit(
         self,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from srt.messages import SamplingParams
 from srt.scheduler.schedule_batch import OpenedRow
 
 
@@ -73,6 +74,9 @@ class SamplingTable:
         opened = self._opened[row]
         assert opened is not None
         return opened
+
+    def wishes(self, row: int) -> SamplingParams:
+        return self.opened(row).sampling
 
     def take(self, rows_S: np.ndarray) -> SamplingRows:
         return self._rows.take(rows_S)

@@ -19,7 +19,7 @@ from srt.messages import Grammar, Inbox, Message
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.interfaces import Executor, Grammars, Intake, Record
 from srt.scheduler.outlet import SilentOutlet
-from srt.scheduler.schedule_batch import Accepted, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, Logprobs, ScheduleBatch, StepResult, TokenMasks
 
 
 class Heard(Message, tag=1):
@@ -204,7 +204,7 @@ class _Replay:
         if len(tokens) != np.count_nonzero(launched.samples):
             raise Difference(f"step {self.steps}: the run sampled {len(tokens)} tokens")
         none = np.zeros((len(tokens), 0))
-        return StepResult(tokens, np.zeros(len(tokens)), none, none)
+        return StepResult(tokens, Logprobs(np.zeros(len(tokens)), none, none, none))
 
 
 class _ReplayedGrammars:

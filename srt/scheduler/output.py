@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from srt.messages import Finish, Opening, TokenBatch, TokenDelta, TokenLogprobs
+from srt.messages import Finish, Opening, TokenBatch, TokenDelta, TokenLogprobs, joined
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import StepResult
+from srt.scheduler.schedule_batch import Logprobs, ScheduleBatch, StepResult
 
 
 class Output:
@@ -30,22 +28,37 @@ class Output:
         """Appends the token; sets `request.finish` if it is the last one. `index` is its place in the result."""
         sampling = request.sampling
         id_bytes = token.to_bytes(4, "little")
-        request.tokens += id_bytes
         self._committed += id_bytes
+        if sampling.max_new_tokens == 0:
+            request.finish = Finish("length", num_retractions=request.num_retractions)
+            self.finished += 1
+            self._append(request, b"")
+            return
+        request.tokens += id_bytes
         self.generated_tokens += 1
         is_longest = len(request.tokens) == 4 * request.max_length
         if sampling.stop or token in request.stop_token_ids or is_longest or grammar_ends:
             request.finish = self._finish_of(request, token, grammar_ends)
             self.finished += request.finish is not None
-        opening = None if request.opened else self._open(request)
-        logprobs = None if sampling.logprobs < 0 else _logprobs_of(request, result, index)
-        self._deltas.append(TokenDelta(request.rid, id_bytes, opening, request.finish, logprobs))
+        logprobs = None
+        if sampling.logprobs >= 0:
+            logprobs = _as_message(result.logprobs.row(index), sampling.logprobs, len(sampling.logprob_ids))
+        self._append(request, id_bytes, logprobs)
+
+    def prompt(self, batch: ScheduleBatch, requests: Sequence[Request], values: Logprobs) -> None:
+        """Keeps what a step found of prompts until their first tokens are there."""
+        begin = 0
+        counts = batch.start + batch.length - batch.samples - batch.first_logit
+        for request, count in zip(requests, counts.tolist(), strict=True):
+            if count:
+                request.prompt_logprobs.append(values.rows(slice(begin, begin + count)))
+                begin += count
 
     def abort(self, request: Request, message: str, status: int = 0) -> None:
         request.finish = Finish("abort", message=message, status=status, num_retractions=request.num_retractions)
         self.aborted += 1
-        opening = None if request.opened else self._open(request)
-        self._deltas.append(TokenDelta(request.rid, b"", opening, request.finish))
+        request.prompt_logprobs.clear()
+        self._append(request, b"")
 
     def take(self, step: int) -> TokenBatch:
         """All deltas since the last call, as one message."""
@@ -91,23 +104,36 @@ class Output:
                 matches.append((start, -len(stop), stop))
         return min(matches)[2] if matches else None
 
+    def _append(self, request: Request, ids: bytes, logprobs: TokenLogprobs | None = None) -> None:
+        if request.opened:
+            self._deltas.append(TokenDelta(request.rid, ids, None, request.finish, logprobs))
+        else:
+            opening, of_prompt = self._open(request), _of_prompt(request)
+            self._deltas.append(TokenDelta(request.rid, ids, opening, request.finish, logprobs, of_prompt))
+
     def _open(self, request: Request) -> Opening:
         request.opened = True
         sampling = request.sampling
         cached = max(request.cached_tokens, 0)
-        if request.num_output > 0:
+        if request.num_output > 0 or request.finish.reason != "abort":
             self.prompt_tokens += request.prompt_len
             self.cached_tokens += cached
         return Opening(cached, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim)
 
 
-def _logprobs_of(request: Request, result: StepResult, index: int) -> TokenLogprobs:
-    count = request.sampling.logprobs
-    chosen = (float(result.logprobs[index]),)
-    if count == 0:
-        return TokenLogprobs(chosen, ((),), ((),))
-    return TokenLogprobs(chosen, (_row(result.top_ids[index], count),), (_row(result.top_logprobs[index], count),))
+def _of_prompt(request: Request) -> TokenLogprobs | None:
+    sampling, parts = request.sampling, request.prompt_logprobs
+    if not parts:
+        return None
+    messages = [_as_message(part, sampling.prompt_logprobs, len(sampling.logprob_ids)) for part in parts]
+    parts.clear()
+    return joined(messages)
 
 
-def _row(values: np.ndarray, count: int) -> tuple:
-    return tuple(values[:count].tolist())
+def _as_message(values: Logprobs, num_top: int, num_asked: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        tuple(values.chosen.tolist()),
+        tuple(map(tuple, values.top_ids[:, :num_top].tolist())),
+        tuple(map(tuple, values.top[:, :num_top].tolist())),
+        tuple(map(tuple, values.asked[:, :num_asked].tolist())) if num_asked else (),
+    )

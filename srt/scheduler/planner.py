@@ -156,7 +156,7 @@ class Planner:
             growth += min(request.max_growth, RESERVE_MOST)
             length = request.length
             reserve = self._reserve(growth)
-            tenancy = self._ledger.open(request.namespace, request.key(length - 1), length, reserve)
+            tenancy = self._ledger.open(request.namespace, request.key(request.most_cached), length, reserve)
             if tenancy is None:
                 break
             self.waiting.admit(request)
@@ -203,15 +203,18 @@ class Planner:
 
     def _fits(self, request: Request) -> bool:
         reserve = self._reserve(self._growth() + min(request.max_growth, RESERVE_MOST))
-        return self._ledger.fits(request.namespace, request.key(request.length - 1), request.length, reserve)
+        return self._ledger.fits(request.namespace, request.key(request.most_cached), request.length, reserve)
 
     def _chunk(self, request: Request, budget: int) -> int:
         """How much of its prompt a request computes in this step. It enters the tree at once.
 
         Steps take effect in order, and within one all K/V is stored before any row attends: so who is admitted next,
         even to the same step, may share it. The last token stays out: everybody computes that one for himself, and
-        nobody may write to where others read.
+        nobody may write to where others read. A prompt whose logits are wanted is computed again where it is cached
+        already, so it is handed over at its end only.
         """
+        if request.wants_prompt_logits:
+            return min(budget, request.num_uncomputed)
         tenancy, key = request.tenancy, request.key(request.length - 1)
         changed = self._ledger.adopt(tenancy, key)
         request.synced = min(request.synced, changed)
@@ -230,6 +233,12 @@ class Planner:
         length = _int32(lengths)
         end = start + length
         samples = end == _int32([request.length for request in requests])
+        first_logit = end - samples
+        for index in range(num_decode, len(requests)):
+            request = requests[index]
+            if request.wants_prompt_logits:
+                first_logit[index] = min(first_logit[index], max(start[index], request.logits_from))
+                request.logits_from = max(request.logits_from, int(end[index]))
         for request, planned, is_last in zip(requests, end.tolist(), samples.tolist(), strict=True):
             request.planned = request.synced = planned
             request.length += is_last
@@ -248,7 +257,7 @@ class Planner:
             row=row,
             start=start,
             length=length,
-            first_logit=end - samples,
+            first_logit=first_logit,
             samples=samples,
             table_start=table_start,
             slots=self._ledger.table[line, position],

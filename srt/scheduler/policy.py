@@ -148,7 +148,7 @@ class LongestPrefixMatch:
     def _rank(self, request: Request, match: Callable[[bytes, bytes], int]) -> int:
         if request.num_retractions:
             return FIRST
-        return -match(request.namespace, request.key(request.length - 1))
+        return -match(request.namespace, request.key(request.most_cached))
 
     def _match_again(self, request: Request) -> bool:
         """Whether its rank is another now."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from radix import Tenancy
 from srt.messages import Finish, NewRequest, SamplingParams
+from srt.scheduler.schedule_batch import Logprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,7 @@ class Request:
     prompt_len: int
     max_length: int  # of prompt and output
     length: int  # tokens, committed or in flight
+    logits_from: int  # position of the next of the prompt's logits to compute, where its logprobs are wanted
     planned: int = 0  # positions whose K/V is computed or launched
     in_flight: int = 0  # launched batches that name this request
     synced: int = 0  # the executor's slot table is right for positions below this
@@ -33,10 +35,14 @@ class Request:
     stop_tail: bytes = b""  # the text's last bytes, as many as may begin a stop string
     stop_tail_size: int = 0  # the most there are
     constrained: bool = False  # by a grammar
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)  # of the prompt up to now, until its first token
 
     @classmethod
     def from_message(cls, message: NewRequest, serial: int, eos_token_ids: tuple[int, ...]) -> Request:
         sampling = message.sampling
+        prompt_len = len(message.ids) // 4
+        # The logits at a position rate the token behind it.
+        wanted_from = prompt_len if sampling.prompt_logprobs < 0 else max(1, sampling.prompt_logprobs_start)
         return cls(
             rid=message.rid,
             serial=serial,
@@ -45,9 +51,10 @@ class Request:
             sampling=sampling,
             stop_token_ids=sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids),
             tokens=bytearray(message.ids),
-            prompt_len=len(message.ids) // 4,
-            max_length=len(message.ids) // 4 + sampling.max_new_tokens,
-            length=len(message.ids) // 4,
+            prompt_len=prompt_len,
+            max_length=prompt_len + max(1, sampling.max_new_tokens),
+            length=prompt_len,
+            logits_from=min(wanted_from, prompt_len) - 1,
             stop_tail_size=max(map(len, sampling.stop), default=1) - 1,
             constrained=message.grammar is not None,
         )
@@ -68,6 +75,15 @@ class Request:
     def num_uncomputed(self) -> int:
         """Tokens, committed or in flight, whose K/V nobody has launched yet; 1 for a row that decodes."""
         return self.length - self.planned
+
+    @property
+    def wants_prompt_logits(self) -> bool:
+        return self.logits_from < self.prompt_len - 1
+
+    @property
+    def most_cached(self) -> int:
+        """How many tokens need not be computed if they are cached: logits are computed anew."""
+        return self.logits_from if self.wants_prompt_logits else self.length - 1
 
     @property
     def max_growth(self) -> int:

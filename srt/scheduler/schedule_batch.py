@@ -39,9 +39,9 @@ class ScheduleBatch:
 
     Row i computes positions `start[i] .. start[i] + length[i] - 1` of table row `row[i]`; their K/V go to the slots
     that the slot table has for these positions once this plan's `slots` are in it, and they attend to every position
-    before. Logits are wanted for positions `first_logit[i] .. start[i] + length[i] - 1` (none for a prompt chunk that
-    is not the last). Where `samples[i]`, the token sampled at the last position is written to the token table behind
-    it.
+    before. Logits are wanted for positions `first_logit[i] .. start[i] + length[i] - 1`. Where `samples[i]`, the token
+    sampled at the last one is written to the token table behind it; at the others the known token behind them is
+    rated, for a request that wants logprobs of its prompt.
     """
 
     step: int
@@ -80,11 +80,25 @@ class Accepted(NamedTuple):
     fault: str = ""  # why the output cannot go on; empty if it can
 
 
+class Logprobs(NamedTuple):
+    """Of the tokens at P positions, each row's by its own wishes; K and A are the most that a row asked for."""
+
+    chosen: np.ndarray  # float32 [P]
+    top_ids: np.ndarray  # int32 [P, K], most likely first
+    top: np.ndarray  # float32 [P, K]
+    asked: np.ndarray  # float32 [P, A], of the row's `logprob_ids`
+
+    def row(self, index: int) -> Logprobs:
+        return self.rows(slice(index, index + 1))
+
+    def rows(self, some: slice) -> Logprobs:
+        return Logprobs(*(each[some] for each in self))
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The values of one step, on the CPU. S = number of sampling rows, in the plan's order."""
 
     tokens: np.ndarray  # int32 [S]
-    logprobs: np.ndarray | None = None  # float32 [S], of the chosen tokens; None if no row asked
-    top_ids: np.ndarray | None = None  # int32 [S, K], K the largest number that a row asked for
-    top_logprobs: np.ndarray | None = None  # float32 [S, K]
+    logprobs: Logprobs | None = None  # of these; None if no row asked
+    prompt: Logprobs | None = None  # of the known tokens behind the logits that nothing is sampled from

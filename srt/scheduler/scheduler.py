@@ -155,6 +155,8 @@ class Scheduler:
         """Enters a step's values into the ledger: tokens and finishes; releases what nobody computes."""
         batch, requests = launched.plan
         result = self._executor.result(launched.handle)
+        if result.prompt is not None:
+            self._output.prompt(batch, requests, result.prompt)
         tokens, samples = result.tokens.tolist(), batch.samples.tolist()
         index = 0
         for i, request in enumerate(requests):

@@ -251,8 +251,8 @@ def test_filters_penalties_and_logprobs_beside_plain_rows():
     forced.sampling = GREEDY  # as which it is judged: the filter leaves only the best
     assert_chosen(model, forced)
     assert biased.output == [7] * 8
-    assert result.top_ids[1, 0] == forced.output[-1]
-    assert result.logprobs[1] == pytest.approx(result.top_logprobs[1, 0])
+    assert result.logprobs.top_ids[1, 0] == forced.output[-1]
+    assert result.logprobs.chosen[1] == pytest.approx(result.logprobs.top[1, 0])
 
 
 @pytest.mark.parametrize("num_rows", [1, 20, 100])

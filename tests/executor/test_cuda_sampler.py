@@ -76,10 +76,10 @@ def test_logprobs_are_those_of_the_unedited_logits(device):
     sampled = bench.sample(logits)
     assert sampled.tokens_S.tolist() == [4, int(logits[1].argmax())]
     expected = logits.double().log_softmax(-1)
-    assert sampled.logprobs_S[0].item() == pytest.approx(expected[0, 4].item(), abs=1e-5)
+    assert sampled.logprobs.chosen_P[0].item() == pytest.approx(expected[0, 4].item(), abs=1e-5)
     best = expected[0].topk(3)
-    assert sampled.top_ids_SK[0].tolist() == best.indices.tolist()
-    np.testing.assert_allclose(sampled.top_logprobs_SK[0].cpu().numpy(), best.values.numpy(), atol=1e-5)
+    assert sampled.logprobs.top_ids_PK[0].tolist() == best.indices.tolist()
+    np.testing.assert_allclose(sampled.logprobs.top_PK[0].cpu().numpy(), best.values.numpy(), atol=1e-5)
 
 
 def test_a_grammar_at_its_end_wins_over_min_new_tokens(device):

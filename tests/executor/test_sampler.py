@@ -281,17 +281,17 @@ def test_logprobs_are_those_of_the_unedited_logits():
     sampled = bench.sample(logits)
     assert sampled.tokens_S.tolist() == [4, int(logits[1].argmax())]
     expected = logits.double().log_softmax(-1)
-    assert sampled.logprobs_S[0].item() == pytest.approx(expected[0, 4].item(), abs=1e-5)
+    assert sampled.logprobs.chosen_P[0].item() == pytest.approx(expected[0, 4].item(), abs=1e-5)
     best = expected[0].topk(3)
-    assert sampled.top_ids_SK[0].tolist() == best.indices.tolist()
-    np.testing.assert_allclose(sampled.top_logprobs_SK[0].numpy(), best.values.numpy(), atol=1e-5)
+    assert sampled.logprobs.top_ids_PK[0].tolist() == best.indices.tolist()
+    np.testing.assert_allclose(sampled.logprobs.top_PK[0].numpy(), best.values.numpy(), atol=1e-5)
 
 
 def test_logprobs_without_alternatives():
     bench = Bench(VOCAB, [(SamplingParams(max_new_tokens=9, logprobs=0), [1], 1, ())])
     sampled = bench.sample(torch.randn((1, VOCAB)))
-    assert sampled.top_ids_SK.shape == (1, 0)
-    assert sampled.logprobs_S.shape == (1,)
+    assert sampled.logprobs.top_ids_PK.shape == (1, 0)
+    assert sampled.logprobs.chosen_P.shape == (1,)
 
 
 def test_a_grammar_at_its_end_wins_over_min_new_tokens():

@@ -29,7 +29,7 @@ from srt.messages import (
 )
 from srt.scheduler.planner import Plan, Planner
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import Accepted, OpenedRow, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, Logprobs, OpenedRow, ScheduleBatch, StepResult, TokenMasks
 
 MODULUS = 2**61 - 1
 
@@ -81,6 +81,7 @@ class FakeLaunch:
     sampled: bool = False
     executed: bool = False
     asked: bool = False
+    prompt: Logprobs | None = None
 
 
 class FakeExecutor:
@@ -146,6 +147,7 @@ class FakeExecutor:
             self.slot_table[row, first : start + length] = batch.slots[offset : offset + start + length - first]
             offset += start + length - first
         self._compute(batch)
+        launch.prompt = self._rate_prompts(batch)
 
     def _check_shapes(self, batch: ScheduleBatch, rows: list[tuple[int, int, int]]) -> None:
         assert rows
@@ -159,7 +161,8 @@ class FakeExecutor:
             assert length >= 1
             assert start + length <= self.context_length
             assert i >= batch.num_decode or (length == 1 and samples), "decode rows compute and sample one token"
-            assert first_logit == start + length - samples, "one logit a sampling row"
+            assert start <= first_logit <= start + length - samples
+            assert i >= batch.num_decode or first_logit == start, "one logit a decode row"
             assert table_start <= start, "the row's new positions need slots"
         assert len(batch.slots) == (batch.start + batch.length - batch.table_start).sum()
         opened = [opened.row for opened in batch.opened]
@@ -238,10 +241,26 @@ class FakeExecutor:
         tokens = np.array(launch.tokens, np.int32)
         rows = launch.batch.row[launch.batch.samples].tolist()
         asked = max((self.tenants[row].sampling.logprobs for row in rows), default=-1)
-        if asked < 0:
-            return StepResult(tokens)
-        top_ids = (tokens[:, None] + np.arange(asked, dtype=np.int32)) % self.model.vocab_size
-        return StepResult(tokens, fake_logprob(tokens), top_ids, fake_logprob(top_ids))
+        logprobs = None if asked < 0 else fake_logprobs(tokens, asked, self.model.vocab_size)
+        return StepResult(tokens, logprobs, launch.prompt)
+
+    def _rate_prompts(self, batch: ScheduleBatch) -> Logprobs | None:
+        tokens, asked = [], 0
+        ends = batch.start + batch.length - batch.samples
+        for row, first, end in zip(batch.row.tolist(), batch.first_logit.tolist(), ends.tolist(), strict=True):
+            if first < end:
+                tenant = self.tenants[row]
+                assert end < tenant.prompt_len, "rates what was sampled"
+                tokens.append(self.token_table[row, first + 1 : end + 1])
+                asked = max(asked, tenant.sampling.prompt_logprobs)
+        if not tokens:
+            return None
+        return fake_logprobs(np.concatenate(tokens), asked, self.model.vocab_size)
+
+
+def fake_logprobs(tokens: np.ndarray, num_top: int, vocab_size: int) -> Logprobs:
+    top_ids = (tokens[:, None] + np.arange(num_top, dtype=np.int32)) % vocab_size
+    return Logprobs(fake_logprob(tokens), top_ids, fake_logprob(top_ids), np.zeros((len(tokens), 0), np.float32))
 
 
 def fake_logprob(tokens: np.ndarray) -> np.ndarray:

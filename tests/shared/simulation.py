@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from shared.fakes import (
     FakeExecutor,
     FakeGrammars,
@@ -18,6 +19,7 @@ from shared.fakes import (
     RecordingObserver,
     RecordingOutlet,
     ScriptedIntake,
+    fake_logprobs,
 )
 
 from radix import Ledger, check_ledger
@@ -224,8 +226,26 @@ class Simulation:
             assert opening.stop == message.sampling.stop
             assert 0 <= opening.cached_tokens < len(message.ids) // 4
             assert opening.cached_tokens % self.setting.page_size == 0
+            self._check_prompt_logprobs(message)
         assert sorted(outlet.finishes) == sorted(message.rid for message in self.requests)
         self.check_nothing_left()
+
+    def _check_prompt_logprobs(self, message: NewRequest) -> None:
+        """All that were asked for, once, with the first delta; and the cache was not used where they are."""
+        rid, sampling = message.rid, message.sampling
+        first, *others = self.outlet.deltas[rid]
+        assert all(delta.prompt_logprobs is None for delta in others)
+        start = max(1, sampling.prompt_logprobs_start)
+        rated = np.array(unpack_ids(message.ids)[start:], np.int32)
+        never_ran = first.finish is not None and first.finish.reason == "abort"
+        if sampling.prompt_logprobs < 0 or len(rated) == 0 or never_ran:
+            assert first.prompt_logprobs is None
+            return
+        assert first.opening.cached_tokens < start
+        chosen, top_ids, top, _ = fake_logprobs(rated, sampling.prompt_logprobs, VOCAB)
+        assert first.prompt_logprobs.chosen == tuple(chosen.tolist())
+        assert first.prompt_logprobs.top_ids == tuple(map(tuple, top_ids.tolist()))
+        assert first.prompt_logprobs.top == tuple(map(tuple, top.tolist()))
 
     def check_nothing_left(self) -> None:
         ledger = self.ledger
@@ -251,7 +271,7 @@ def random_simulation(seed: int, tight: bool = False) -> tuple[Simulation, list[
 
     A tight one has a pool that little more than one request fits in, and many that want to run at once.
     """
-    rnd = random.Random(seed)
+    rnd, of_prompts = random.Random(seed), random.Random(f"prompts {seed}")
     page_size = rnd.choice((1, 4, 16))
     context_length = rnd.choice((24, 40, 64))
     least_pages = -(-context_length // page_size)
@@ -293,6 +313,8 @@ def random_simulation(seed: int, tight: bool = False) -> tuple[Simulation, list[
             ignore_eos=rnd.random() < 0.4,
             skip_special_tokens=rnd.random() < 0.7,
             logprobs=rnd.choice((-1, -1, 0, 3)),
+            prompt_logprobs=of_prompts.choice((-1, -1, 0, 2)),
+            prompt_logprobs_start=of_prompts.randrange(len(prompt) + 2),
         )
         script.setdefault(arrival, []).append(message)
         if rnd.random() < 0.25:
