@@ -10,7 +10,7 @@ from typing import Protocol
 from srt.frontend.balancer import Assignment
 from srt.frontend.errors import RequestError
 from srt.frontend.sampling import SamplingSpec
-from srt.messages import Finish, Grammar, Ids, TextDelta, TokenLogprobs
+from srt.messages import Finish, Grammar, Ids, TextDelta, joined
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,15 @@ def join(deltas: Sequence[TextDelta]) -> TextDelta:
     """One delta that says what these said, one after the other, of one generation."""
     if len(deltas) == 1:
         return deltas[0]
-    logprobs = None
-    parts = [delta.logprobs for delta in deltas if delta.logprobs is not None]
-    if parts:
-        chosen, top_ids, top = ([], [], [])
-        for part in parts:
-            chosen += part.chosen
-            top_ids += part.top_ids
-            top += part.top
-        logprobs = TokenLogprobs(tuple(chosen), tuple(top_ids), tuple(top))
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
     return TextDelta(
         deltas[0].rid,
         "".join([delta.text for delta in deltas]),
         b"".join([delta.ids for delta in deltas]),
         deltas[0].cached_tokens,
         deltas[-1].finish,
-        logprobs,
+        joined(logprobs) if logprobs else None,
+        deltas[0].prompt_logprobs,
     )
 
 

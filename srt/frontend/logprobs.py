@@ -64,10 +64,35 @@ class TokenTexts:
             top.append({**best, text: value})
         return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
 
+    def completion_prompt(self, logprobs: TokenLogprobs, ids: Sequence[int]) -> dict[str, Any]:
+        """Of a whole prompt, whose first token nothing rates."""
+        first = self.text(ids[0])
+        behind = self.completion(logprobs, ids[1:], len(first))
+        head = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+        return {name: [head[name], *values] for name, values in behind.items()}
+
+    def prompt_by_id(self, logprobs: TokenLogprobs, ids: Sequence[int]) -> list[dict[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: for each token of a prompt but the first a dictionary by token id.
+
+        A chosen token that is not among the alternatives has no rank: it was not looked for.
+        """
+        shown: list[dict[str, Any] | None] = [None]
+        for token, value, top_ids, values in zip(ids[1:], logprobs.chosen, logprobs.top_ids, logprobs.top, strict=True):
+            entries = {str(token): self._ranked(token, value, None)}
+            for rank, (other, its) in enumerate(zip(top_ids, values, strict=True), 1):
+                entries[str(other)] = self._ranked(other, its, rank)
+            shown.append(entries)
+        return shown
+
+    def _ranked(self, token: int, value: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": finite(value), "rank": rank, "decoded_token": self.text(token)}
+
     # ---- /generate -------------------------------------------------------------------------------------------------
 
-    def native(self, logprobs: TokenLogprobs, ids: Sequence[int], with_text: bool) -> tuple[list, list]:
-        """`output_token_logprobs` and `output_top_logprobs`: entries [log-probability, id, text or null]."""
+    def native(
+        self, logprobs: TokenLogprobs, ids: Sequence[int], asked_ids: Sequence[int], with_text: bool
+    ) -> tuple[list, list, list]:
+        """`token_logprobs`, `top_logprobs`, `token_ids_logprobs`: entries [log-probability, id, text or null]."""
 
         def entry(token: int, value: float) -> list[Any]:
             return [finite(value), token, self.text(token) if with_text else None]
@@ -77,4 +102,15 @@ class TokenTexts:
             list(map(entry, top_ids, values)) or None
             for top_ids, values in zip(logprobs.top_ids, logprobs.top, strict=True)
         ]
-        return chosen, top
+        return chosen, top, [list(map(entry, asked_ids, values)) for values in logprobs.asked]
+
+    def native_prompt(
+        self, logprobs: TokenLogprobs, ids: Sequence[int], start: int, asked_ids: Sequence[int], with_text: bool
+    ) -> tuple[list, list, list]:
+        """The same of a prompt from position `start` on. Nothing rates a prompt's first token."""
+        lists = self.native(logprobs, ids[max(1, start) :], asked_ids, with_text)
+        if start == 0:
+            first = [None, ids[0], self.text(ids[0]) if with_text else None]
+            head = ([first], [None], [None] if asked_ids else [])
+            lists = tuple(before + behind for before, behind in zip(head, lists, strict=True))
+        return lists

@@ -56,7 +56,7 @@ class Management:
         began = time.monotonic()
         ids = pack_ids([services.model.bos_token_id or 0])
         spec = sampling.from_native(
-            NativeSampling(max_new_tokens=1, temperature=0.0), vocab_size=services.words.vocab_size, logprobs=-1
+            NativeSampling(max_new_tokens=1, temperature=0.0), vocab_size=services.words.vocab_size
         )
         prompts = [Prompt(new_id("health-"), ids, spec)]
         collector = Collector(prompts)

@@ -11,15 +11,21 @@ from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.constraints import form_of
-from srt.frontend.errors import RequestError, unsupported
+from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS, TokenTexts
 from srt.frontend.protocol import NULL, GenerateRequest, NativeSampling, check_supported
+from srt.frontend.sampling import LogprobWish
 from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import check_number, namespace, prompt_texts_or_ids
 from srt.messages import Finish, Grammar, TextDelta, unpack_ids
 
 T = TypeVar("T")
+
+KINDS = ("token_logprobs", "top_logprobs", "token_ids_logprobs")
+OUTPUT_LISTS = [f"output_{kind}" for kind in KINDS]
+INPUT_LISTS = [f"input_{kind}" for kind in KINDS]
+PROMPT_FIELDS = ("prompt_logprobs_start", "logprob_ids")
 
 
 class Native:
@@ -63,21 +69,22 @@ class Native:
             "return_logprob",
         )
         tops = _per_prompt(body.top_logprobs_num, count, "top_logprobs_num")
-        if any(start not in (None, -1) for start in _per_prompt(body.logprob_start_len, count, "logprob_start_len")):
-            raise unsupported("logprob_start_len", "log-probabilities of the prompt are not available on this server")
+        starts = _per_prompt(body.logprob_start_len, count, "logprob_start_len")
+        asked = _asked_ids(body.token_ids_logprob, count, words.vocab_size)
         salts = _per_prompt(body.cache_salt, count, "cache_salt")
         extras = _per_prompt(body.extra_key, count, "extra_key")
         names, batch = self._names(body.rid, count)
         priority = check_priority(body.priority)
-        specs: dict[tuple[int, int], sampling.SamplingSpec] = {}  # what many prompts share is checked once
+        specs: dict[tuple[int, LogprobWish], sampling.SamplingSpec] = {}  # what many prompts share is checked once
         grammars: dict[int, Grammar | None] = {}
         prompts = []
         for i in range(count):
-            top = sampling.check_top_logprobs(tops[i], "top_logprobs_num", sampling.MAX_NATIVE_TOP_LOGPROBS)
-            logprobs = top if wanted[i] else -1
-            key = id(samplings[i]), logprobs
+            wish = _logprob_wish(tops[i], starts[i], asked[i])
+            if not wanted[i]:
+                wish = sampling.NO_LOGPROBS_WANTED
+            key = id(samplings[i]), wish
             if key not in specs:
-                specs[key] = sampling.from_native(samplings[i], vocab_size=words.vocab_size, logprobs=logprobs)
+                specs[key] = sampling.from_native(samplings[i], vocab_size=words.vocab_size, logprobs=wish)
             if key[0] not in grammars:
                 grammars[key[0]] = await self._services.constraints.grammar(form_of(samplings[i]))
             space = namespace(salts[i], extras[i], owner)
@@ -101,6 +108,26 @@ def _per_prompt(value: T | list[T], count: int, param: str) -> list[T]:
     return value
 
 
+def _asked_ids(asked: list[int | list[int] | None] | None, count: int, vocab_size: int) -> list[tuple[int, ...]]:
+    """One list for all prompts, or one for each."""
+    param = "token_ids_logprob"
+    lists: Any = [asked or []] * count
+    if any(not isinstance(each, int) for each in asked or ()):
+        lists = _per_prompt(asked, count, param)
+        if any(isinstance(each, int) for each in lists):
+            raise RequestError(f"`{param}` takes token ids, or lists of token ids.", param=param)
+    return [sampling.check_ids(each, param, sampling.MAX_LOGPROB_IDS, vocab_size) for each in lists]
+
+
+def _logprob_wish(top: int | None, start: int | None, ids: tuple[int, ...]) -> LogprobWish:
+    num_top = sampling.check_top_logprobs(top, "top_logprobs_num", sampling.MAX_NATIVE_TOP_LOGPROBS)
+    if start is None or start == -1:
+        return LogprobWish(num_top, ids=ids)
+    if start < 0:
+        raise RequestError("`logprob_start_len` must be a position in the prompt, or -1.", param="logprob_start_len")
+    return LogprobWish(num_top, num_top, start, ids)
+
+
 class GenerateFormat:
     """Writes /generate's bodies and events. What is cumulative is kept as the JSON it will be sent as."""
 
@@ -119,12 +146,11 @@ class GenerateFormat:
         ids = unpack_ids(answer.ids)
         meta = self._meta(generation)
         if generation.logprobs >= 0:
-            chosen, top = self._texts.native(answer.logprobs or NO_LOGPROBS, ids, self._with_text)
-            meta["output_token_logprobs"] = chosen
-            meta["output_top_logprobs"] = top
-            meta["output_token_logprobs_length"] = len(chosen)
-            meta["input_token_logprobs"] = []
-            meta["input_top_logprobs"] = []
+            asked = generation.prompt.spec.fields["logprob_ids"]
+            lists = self._texts.native(answer.logprobs or NO_LOGPROBS, ids, asked, self._with_text)
+            meta |= zip(OUTPUT_LISTS, lists, strict=True)
+            meta["output_token_logprobs_length"] = len(lists[0])
+            meta |= zip(INPUT_LISTS, self._prompt_lists(generation, answer), strict=True)
         body = {"text": answer.text, "output_ids": ids.tolist(), "meta_info": meta}
         if self._with_prompt:
             body["prompt_token_ids"] = unpack_ids(generation.prompt.ids).tolist()
@@ -134,6 +160,11 @@ class GenerateFormat:
         so_far = self._so_far.get(generation)
         if so_far is None:
             so_far = self._so_far[generation] = _SoFar(msgspec.json.encode(self._constant_meta(generation))[:-1])
+            if generation.logprobs >= 0:
+                so_far.prompt = b"".join(
+                    b',"%b":%b' % (name.encode(), msgspec.json.encode(values))
+                    for name, values in zip(INPUT_LISTS, self._prompt_lists(generation, delta), strict=True)
+                )
         so_far.text += msgspec.json.encode(delta.text)[1:-1]
         ids = unpack_ids(delta.ids)
         so_far.extend(so_far.ids, ids.tolist())
@@ -144,18 +175,14 @@ class GenerateFormat:
         head = b'data: {"index":%d,"text":"' % generation.index if self._indexed else b'data: {"text":"'
         parts = [head, so_far.text, b'","output_ids":[', so_far.ids, b'],"meta_info":', meta]
         if delta.logprobs is not None:
-            chosen, top = self._texts.native(delta.logprobs, ids, self._with_text)
-            so_far.extend(so_far.chosen, chosen)
-            so_far.extend(so_far.top, top)
+            asked = generation.prompt.spec.fields["logprob_ids"]
+            lists = self._texts.native(delta.logprobs, ids, asked, self._with_text)
+            for items, more in zip(so_far.logprobs, lists, strict=True):
+                so_far.extend(items, more)
         if generation.logprobs >= 0:
-            parts += (
-                b',"output_token_logprobs":[',
-                so_far.chosen,
-                b'],"output_top_logprobs":[',
-                so_far.top,
-                b'],"output_token_logprobs_length":%d,"input_token_logprobs":[],"input_top_logprobs":[]'
-                % generation.completion_tokens,
-            )
+            for name, items in zip(OUTPUT_LISTS, so_far.logprobs, strict=True):
+                parts += (b',"%b":[' % name.encode(), items, b"]")
+            parts += (b',"output_token_logprobs_length":%d' % generation.completion_tokens, so_far.prompt)
         parts.append(b"}")
         if self._with_prompt:
             parts += (b',"prompt_token_ids":', msgspec.json.encode(unpack_ids(generation.prompt.ids).tolist()))
@@ -164,6 +191,13 @@ class GenerateFormat:
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
         return b""
+
+    def _prompt_lists(self, generation: Generation, first: TextDelta) -> tuple[list, list, list]:
+        spec = generation.prompt.spec
+        if spec.prompt_logprobs < 0:
+            return [], [], []
+        ids, start, asked = unpack_ids(generation.prompt.ids), *map(spec.fields.get, PROMPT_FIELDS)
+        return self._texts.native_prompt(first.prompt_logprobs or NO_LOGPROBS, ids, start, asked, self._with_text)
 
     @staticmethod
     def _constant_meta(generation: Generation) -> dict[str, Any]:
@@ -193,11 +227,13 @@ class GenerateFormat:
 class _SoFar:
     """JSON of one generation's output up to now, without the outer brackets."""
 
-    __slots__ = ("chosen", "ids", "meta", "text", "top")
+    __slots__ = ("ids", "logprobs", "meta", "prompt", "text")
 
     def __init__(self, meta: bytes) -> None:
         self.meta = meta
-        self.text, self.ids, self.chosen, self.top = bytearray(), bytearray(), bytearray(), bytearray()
+        self.text, self.ids = bytearray(), bytearray()
+        self.logprobs = [bytearray() for _ in OUTPUT_LISTS]
+        self.prompt = b""  # whole entries
 
     @staticmethod
     def extend(items: bytearray, more: list[Any]) -> None:

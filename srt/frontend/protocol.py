@@ -26,10 +26,7 @@ _REFUSALS = {
     "stop patterns are not available on this server; use `stop`": ("stop_regex"),
     "token filters are not available on this server; use `logit_bias`": ("allowed_token_ids bad_words"),
     "custom logit processors are not run by this server": ("custom_logit_processor custom_params"),
-    "the prompt is not echoed by this server": ("echo"),
     "insertion before a suffix is not available on this server": ("suffix"),
-    "log-probabilities of the prompt are not available on this server": ("prompt_logprobs"),
-    "log-probabilities of chosen ids are not available on this server": ("token_ids_logprob"),
     "prompts are not truncated by this server": ("truncate_prompt_tokens"),
     "beam search is not available on this server": ("use_beam_search beam_width"),
     "watermarks are not available on this server": ("watermark"),
@@ -110,13 +107,13 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
     top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int | list[int] | None] | None = None
     return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
     priority: int | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
 
-    token_ids_logprob: Any = None
     input_embeds: Any = None
     image_data: Any = None
     video_data: Any = None
@@ -170,8 +167,8 @@ class OpenAIRequest(SamplingFields, kw_only=True):
     add_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    prompt_logprobs: int | None = None
 
-    echo: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -179,7 +176,6 @@ class OpenAIRequest(SamplingFields, kw_only=True):
     allowed_token_ids: Any = None
     bad_words: Any = None
     custom_logit_processor: Any = None
-    prompt_logprobs: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     lora_path: Any = None
@@ -217,6 +213,7 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     prompt: msgspec.Raw = NULL
     logprobs: int | None = None
     best_of: int | None = None
+    echo: bool | None = None
 
     suffix: Any = None
 
@@ -254,6 +251,7 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
     include_reasoning: bool | None = None
+    echo: bool | None = None
 
     audio: Any = None
     chat_template: Any = None

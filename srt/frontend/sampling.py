@@ -20,6 +20,8 @@ MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit
 MAX_NATIVE_TOP_LOGPROBS = 128
+MAX_LOGPROB_IDS = 256
+MAX_PROMPT_RATINGS = 2**21  # log-probabilities of one prompt, alternatives included
 NATIVE_MAX_NEW_TOKENS = 128  # of a /generate request that does not say
 GREEDY_BELOW = 1e-6
 
@@ -49,6 +51,19 @@ def seeds(random_seed: int | None) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
+class LogprobWish:
+    """Numbers are of alternatives beside each token; -1 wants none at all."""
+
+    output: int = -1
+    prompt: int = -1
+    prompt_start: int = 0  # position of the first token of the prompt that is rated
+    ids: tuple[int, ...] = ()  # rated at each of these positions
+
+
+NO_LOGPROBS_WANTED = LogprobWish()
+
+
+@dataclass(frozen=True)
 class SamplingSpec:
     """A checked request for `n` choices; `params` completes it for a prompt of known length."""
 
@@ -63,15 +78,33 @@ class SamplingSpec:
     def logprobs(self) -> int:
         return self.fields["logprobs"]
 
+    @property
+    def prompt_logprobs(self) -> int:
+        return self.fields["prompt_logprobs"]
+
     def resolve_max_new_tokens(self, prompt_tokens: int, limits: Limits) -> int:
         """RequestError if prompt and output can never fit."""
+        self._check_prompt_logprobs(prompt_tokens)
         room = limits.max_new_tokens(prompt_tokens)
         wanted = self.max_new_tokens
         if wanted is None:
             wanted = max(1, room if self.default_max_new_tokens is None else min(room, self.default_max_new_tokens))
-        if refusal := limits.refusal(prompt_tokens, wanted):
+        if refusal := limits.refusal(prompt_tokens, max(1, wanted)):  # the draw behind the prompt is made, then dropped
             raise RequestError(refusal, code="context_length_exceeded")
         return wanted
+
+    def _check_prompt_logprobs(self, prompt_tokens: int) -> None:
+        if self.prompt_logprobs < 0:
+            return
+        start = self.fields["prompt_logprobs_start"]
+        if start > prompt_tokens:
+            raise _fault("logprob_start_len", f"must not exceed the prompt's {prompt_tokens} tokens")
+        each = 1 + self.prompt_logprobs + len(self.fields["logprob_ids"])
+        if (prompt_tokens - start) * each > MAX_PROMPT_RATINGS:
+            raise RequestError(
+                f"Log-probabilities of {prompt_tokens - start} tokens of the prompt, {each} each, are more than "
+                f"{MAX_PROMPT_RATINGS}; ask for fewer alternatives, or for those of a shorter part."
+            )
 
     def params(self, max_new_tokens: int, seed: int, choice: int) -> SamplingParams:
         return SamplingParams(
@@ -82,7 +115,9 @@ class SamplingSpec:
         )
 
 
-def from_native(request: NativeSampling, *, vocab_size: int, logprobs: int) -> SamplingSpec:
+def from_native(
+    request: NativeSampling, *, vocab_size: int, logprobs: LogprobWish = NO_LOGPROBS_WANTED
+) -> SamplingSpec:
     check_supported(request)
     return _spec(
         request,
@@ -92,6 +127,7 @@ def from_native(request: NativeSampling, *, vocab_size: int, logprobs: int) -> S
         seed=(request.sampling_seed, "sampling_seed"),
         default=NATIVE_MAX_NEW_TOKENS,
         logprobs=logprobs,
+        may_be_empty=logprobs.prompt >= 0,
         keep_stop=bool(request.no_stop_trim),
     )
 
@@ -102,9 +138,10 @@ def from_openai(
     vocab_size: int,
     max_tokens: tuple[int | None, str],
     default_max_new_tokens: int | None,
-    logprobs: int,
+    logprobs: LogprobWish,
+    may_be_empty: bool = False,
 ) -> SamplingSpec:
-    """`max_tokens` is the number and the name under which it came."""
+    """`max_tokens` is the number and the name under which it came; 0 where the answer `may_be_empty`."""
     return _spec(
         request,
         vocab_size,
@@ -113,6 +150,7 @@ def from_openai(
         seed=(request.seed, "seed"),
         default=default_max_new_tokens,
         logprobs=logprobs,
+        may_be_empty=may_be_empty or logprobs.prompt >= 0,
         keep_stop=bool(request.no_stop_trim or request.include_stop_str_in_output),
     )
 
@@ -125,10 +163,11 @@ def _spec(
     min_new_tokens: tuple[int | None, str],
     seed: tuple[int | None, str],
     default: int | None,
-    logprobs: int,
+    logprobs: LogprobWish,
+    may_be_empty: bool,
     keep_stop: bool,
 ) -> SamplingSpec:
-    longest = _integer(*max_new_tokens, default=None, least=1, most=2**31 - 1)
+    longest = _integer(*max_new_tokens, default=None, least=0 if may_be_empty else 1, most=2**31 - 1)
     shortest = _integer(*min_new_tokens, default=0, least=0, most=2**31 - 1)
     bound = default if longest is None else longest
     if bound is not None and shortest > bound:
@@ -150,11 +189,14 @@ def _spec(
         ),
         "logit_bias": _logit_bias(request.logit_bias, vocab_size),
         "stop": _stop(request.stop),
-        "stop_token_ids": _stop_token_ids(request.stop_token_ids, vocab_size),
+        "stop_token_ids": check_ids(request.stop_token_ids, "stop_token_ids", MAX_STOP_TOKENS, vocab_size),
         "ignore_eos": bool(request.ignore_eos),
         "skip_special_tokens": request.skip_special_tokens is not False,
         "no_stop_trim": keep_stop,
-        "logprobs": logprobs,
+        "logprobs": logprobs.output,
+        "prompt_logprobs": logprobs.prompt,
+        "prompt_logprobs_start": logprobs.prompt_start,
+        "logprob_ids": logprobs.ids,
     }
     return SamplingSpec(
         n=_integer(request.n, "n", default=1, least=1, most=MAX_N),
@@ -200,12 +242,12 @@ def _stop(stop: str | list[str] | None) -> tuple[bytes, ...]:
     return encoded
 
 
-def _stop_token_ids(ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+def check_ids(ids: list[int] | None, param: str, most: int, vocab_size: int) -> tuple[int, ...]:
     ids = ids or []
-    if len(ids) > MAX_STOP_TOKENS:
-        raise _fault("stop_token_ids", f"takes at most {MAX_STOP_TOKENS} ids")
+    if len(ids) > most:
+        raise _fault(param, f"takes at most {most} ids")
     if any(not 0 <= token < vocab_size for token in ids):
-        raise _fault("stop_token_ids", f"takes ids between 0 and {vocab_size - 1}")
+        raise _fault(param, f"takes ids between 0 and {vocab_size - 1}")
     return tuple(ids)
 
 

@@ -77,6 +77,12 @@ class Words:
             return self._encode(texts, add_special_tokens)
         return await self.in_thread(self._encode, texts, add_special_tokens)
 
+    async def decode(self, prompts: Sequence[Ids], skip_special_tokens: bool) -> list[str]:
+        def decode_all() -> list[str]:
+            return [self.tokenizer.decode(unpack_ids(ids).tolist(), skip_special_tokens) for ids in prompts]
+
+        return await self.in_thread(decode_all)
+
     async def encode_chat(
         self,
         messages: list[dict[str, Any]],

@@ -175,6 +175,8 @@ class EchoEngine(threading.Thread):
         sampling, new, finish = live.request.sampling, [], None
         if self.fail_status and len(live.made) >= self.fail_after:
             finish = Finish("abort", message="out of luck", status=self.fail_status)
+        elif sampling.max_new_tokens == 0:
+            finish = Finish("length")
         while finish is None and len(new) < self.tokens_per_step:
             token = live.ids[len(live.made) % len(live.ids)]
             live.made.append(token)
@@ -202,12 +204,20 @@ class EchoEngine(threading.Thread):
             opening = Opening(
                 len(live.ids) // 2, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim
             )  # fmt: skip
-        logprobs = None
-        if sampling.logprobs >= 0:
-            others = [tuple((token + i) % 256 for i in range(sampling.logprobs)) for token in new]
-            values = [tuple(-0.5 - i if i < 3 else float("-inf") for i in range(sampling.logprobs)) for _ in new]
-            logprobs = TokenLogprobs((-0.5,) * len(new), tuple(others), tuple(values))
-        return TokenDelta(live.request.rid, pack_ids(new), opening, finish, logprobs)
+        logprobs = of_prompt = None
+        if sampling.logprobs >= 0 and new:
+            logprobs = rated(new, sampling.logprobs, sampling.logprob_ids)
+        if sampling.prompt_logprobs >= 0 and opening:
+            start = max(1, sampling.prompt_logprobs_start)
+            of_prompt = rated(unpack_ids(live.request.ids)[start:], sampling.prompt_logprobs, sampling.logprob_ids)
+        return TokenDelta(live.request.rid, pack_ids(new), opening, finish, logprobs, of_prompt)
+
+
+def rated(tokens, num_top, ids):
+    others = [tuple((token + i) % 256 for i in range(num_top)) for token in tokens]
+    values = [tuple(-0.5 - i if i < 3 else float("-inf") for i in range(num_top)) for _ in tokens]
+    asked = tuple(tuple(-0.01 * one for one in ids) for _ in tokens) if ids else ()
+    return TokenLogprobs((-0.5,) * len(tokens), tuple(others), tuple(values), asked)
 
 
 class Server:

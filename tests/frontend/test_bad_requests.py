@@ -70,8 +70,9 @@ OPENAI_FAULTS = [
     ("response_format", {"type": "json"}), ("response_format", {}), ("response_format", "text"),
     ("response_format", {"type": "json_schema"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("regex", "[a-"), ("regex", 5), ("ebnf", "root ::= x"), ("json_schema", "{"), ("json_schema", "[]"),
-    ("structural_tag", {"type": "structural_tag"}), ("echo", True), ("lora_path", "x"),
-    ("prompt_logprobs", 0), ("return_hidden_states", True), ("bad_words", ["x"]), ("custom_logit_processor", "x"),
+    ("structural_tag", {"type": "structural_tag"}), ("echo", "x"), ("lora_path", "x"),
+    ("prompt_logprobs", 21), ("prompt_logprobs", -1), ("return_hidden_states", True), ("bad_words", ["x"]),
+    ("custom_logit_processor", "x"),
     ("structured_outputs", {"regex": "("}), ("structured_outputs", {"jsn": {}}), ("structured_outputs", "a"),
     ("structured_outputs", {"choice": []}), ("structured_outputs", {"json": {}, "whitespace_pattern": "x"}),
     ("guided_json", {"type": "object"}), ("stop_regex", "a+"),
@@ -132,7 +133,11 @@ def test_completion_faults(server):
     refused(server, COMPLETIONS, {}, mentions="prompt")
     refused(server, COMPLETIONS, {"prompt": "a", "logprobs": 21}, mentions="logprobs")
     refused(server, COMPLETIONS, {"prompt": "a", "logprobs": True}, mentions="logprobs")
-    refused(server, COMPLETIONS, {"prompt": "a", "best_of": 3}, mentions="best_of")
+    refused(server, COMPLETIONS, {"prompt": "a", "best_of": 3, "stream": True}, mentions="best_of")
+    refused(server, COMPLETIONS, {"prompt": "a", "best_of": 3, "n": 4}, mentions="best_of")
+    refused(server, COMPLETIONS, {"prompt": "a", "best_of": 129}, mentions="best_of")
+    refused(server, COMPLETIONS, {"prompt": "a", "prompt_logprobs": 2, "stream": True}, mentions="prompt_logprobs")
+    refused(server, CHAT, {"messages": HI, "echo": True}, mentions="echo")
     refused(server, COMPLETIONS, {"prompt": "a", "suffix": "b"}, mentions="suffix")
     refused(server, COMPLETIONS, {"prompt": ["a"] * 100, "n": 100}, mentions="n")
 
@@ -149,7 +154,10 @@ GENERATE_FAULTS = [
     {"text": "a", "sampling_params": [{}, {}]}, {"text": ["a", "b"], "sampling_params": [{}]},
     {"text": ["a", "b"], "rid": ["x"]}, {"text": ["a", "b"], "rid": ["x", "x"]}, {"text": "a", "rid": 5},
     {"text": "a", "return_logprob": True, "top_logprobs_num": 10**9}, {"text": "a", "top_logprobs_num": -1},
-    {"text": "a", "return_logprob": "yes"}, {"text": "a", "logprob_start_len": 0}, {"text": "a", "stream": 1},
+    {"text": "a", "return_logprob": "yes"}, {"text": "a", "logprob_start_len": -2}, {"text": "a", "stream": 1},
+    {"text": "a", "return_logprob": True, "logprob_start_len": 2}, {"text": "a", "token_ids_logprob": 5},
+    {"text": "a", "token_ids_logprob": [300]}, {"text": "a", "token_ids_logprob": [[1], 2]},
+    {"text": "a", "token_ids_logprob": [1] * 257}, {"text": "a", "token_ids_logprob": ["x"]},
     {"text": "a", "input_embeds": [[0.1]]}, {"text": "a", "image_data": "x"}, {"text": "a", "lora_path": "x"},
     {"text": "a", "bootstrap_host": "127.0.0.9"}, {"text": "a", "is_warmup": True},
     {"text": "a", "return_entropy": True},

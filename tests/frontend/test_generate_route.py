@@ -105,12 +105,39 @@ def test_logprobs(server):
     ]  # fmt: skip
 
 
+def test_logprobs_of_the_prompt(server):
+    body = {"text": "abcd", "return_logprob": True, "token_ids_logprob": [7, 9], "return_text_in_logprobs": True}
+    meta = generate(server, 1, **body, logprob_start_len=0, top_logprobs_num=1)["meta_info"]
+    assert meta["input_token_logprobs"] == [[None, 97, "a"], [-0.5, 98, "b"], [-0.5, 99, "c"], [-0.5, 100, "d"]]
+    assert meta["input_top_logprobs"] == [None, [[-0.5, 98, "b"]], [[-0.5, 99, "c"]], [[-0.5, 100, "d"]]]
+    assert meta["input_token_ids_logprobs"] == [None] + [[[-0.07, 7, "\x07"], [-0.09, 9, "\t"]]] * 3
+    assert meta["output_token_ids_logprobs"] == [[[-0.07, 7, "\x07"], [-0.09, 9, "\t"]]]
+    meta = generate(server, 0, **body, logprob_start_len=2)["meta_info"]
+    assert meta["input_token_logprobs"] == [[-0.5, 99, "c"], [-0.5, 100, "d"]]
+    assert meta["input_top_logprobs"] == [None, None]
+    assert (meta["output_token_logprobs"], meta["completion_tokens"]) == ([], 0)
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+    assert generate(server, 1, **body, logprob_start_len=4)["meta_info"]["input_token_logprobs"] == []
+
+
+def test_each_prompt_of_a_batch_has_its_own_logprobs(server):
+    answers = generate(
+        server, 1, text=["ab", "cd", "ef"], return_logprob=[True, True, False], logprob_start_len=[0, -1, 0],
+        top_logprobs_num=[1, 0, 0], token_ids_logprob=[[1], None, None],
+    )  # fmt: skip
+    first, second, third = (answer["meta_info"] for answer in answers)
+    assert first["input_token_logprobs"] == [[None, 97, None], [-0.5, 98, None]]
+    assert (second["input_token_logprobs"], second["output_token_ids_logprobs"]) == ([], [])
+    assert "output_token_logprobs" not in third
+
+
+@pytest.mark.parametrize("start", [-1, 0, 3])
 @pytest.mark.parametrize("tokens_per_step", [1, 4])
-def test_stream_is_cumulative(server, tokens_per_step):
+def test_stream_is_cumulative(server, tokens_per_step, start):
     server.engine.tokens_per_step = tokens_per_step
     body = {
         "text": 'é"\\\n', "sampling_params": {"max_new_tokens": 10}, "return_logprob": True, "top_logprobs_num": 2,
-        "return_prompt_token_ids": True,
+        "return_prompt_token_ids": True, "logprob_start_len": start, "token_ids_logprob": [5],
     }  # fmt: skip
     whole = server.ok("/generate", body)
     events = server.stream("/generate", body)

@@ -112,6 +112,62 @@ def test_completion_logprobs(server):
     assert logprobs["top_logprobs"][0] == {"h": -0.5, "i": -1.5, "j": -2.5, "k": -9999.0, "l": -9999.0}
 
 
+def test_echo(server):
+    body = {"prompt": "hé", "max_tokens": 2, "echo": True, "logprobs": 1}
+    choice = server.ok(COMPLETIONS, body)["choices"][0]
+    assert choice["text"] == "héh\ufffd"
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["h", "bytes:\\xc3", "bytes:\\xa9", "h", "bytes:\\xc3"]
+    assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5, -0.5]
+    assert logprobs["text_offset"] == [0, 1, 11, 21, 22]
+    assert logprobs["top_logprobs"][:2] == [None, {"bytes:\\xc3": -0.5}]
+    assert (sent(server).sampling.prompt_logprobs, sent(server).sampling.prompt_logprobs_start) == (1, 0)
+
+
+def test_echo_of_ids_without_an_answer(server):
+    answer = server.ok(COMPLETIONS, {"prompt": [[97, 98], [99]], "max_tokens": 0, "echo": True, "logprobs": 0})
+    assert [choice["text"] for choice in answer["choices"]] == ["ab", "c"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]] == [[None, -0.5], [None]]
+    assert (answer["usage"]["completion_tokens"], answer["usage"]["prompt_tokens"]) == (0, 3)
+
+
+def test_echo_without_logprobs_computes_none(server):
+    assert server.ok(COMPLETIONS, {"prompt": "ab", "max_tokens": 1, "echo": True})["choices"][0]["text"] == "aba"
+    assert sent(server).sampling.prompt_logprobs == -1
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 2}, {"logprobs": 0, "n": 2}])
+def test_streamed_echo_equals_the_other(server, extra):
+    body = {"prompt": ["abé", "x"], "max_tokens": 4, "echo": True, **extra}
+    choices = server.ok(COMPLETIONS, body)["choices"]
+    for choice in choices:
+        events = [event["choices"][0] for event in server.stream(COMPLETIONS, body)]
+        own = [event for event in events if event["index"] == choice["index"]]
+        assert "".join(event["text"] for event in own) == choice["text"]
+        for name, values in (choice["logprobs"] or {}).items():
+            assert [value for event in own for value in event["logprobs"][name]] == values
+
+
+def test_the_best_of_many(server):
+    """The engine rates all alike, so of each prompt the first are kept; the others cost tokens all the same."""
+    answer = server.ok(COMPLETIONS, {"prompt": ["ab", "cd"], "max_tokens": 2, "n": 1, "best_of": 3})
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "ab"), (1, "cd")]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
+    assert answer["usage"]["completion_tokens"] == 12
+
+
+def test_prompt_logprobs_by_id(server):
+    body = {"prompt": "ab", "max_tokens": 1, "prompt_logprobs": 2}
+    expected = {
+        "98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
+        "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"},
+    }
+    assert server.ok(COMPLETIONS, body)["choices"][0]["prompt_logprobs"] == [None, expected]
+    said = server.ok(CHAT, {"messages": HI, "max_tokens": 1, "prompt_logprobs": 0})["prompt_logprobs"]
+    assert len(said) == len(unpack_ids(sent(server).ids))
+    assert said[1] == {"117": {"logprob": -0.5, "rank": None, "decoded_token": "u"}}
+
+
 def test_completion_logprobs_without_alternatives(server):
     choice = server.ok(COMPLETIONS, {"prompt": "ab", "max_tokens": 2, "logprobs": 0})["choices"][0]
     assert choice["logprobs"]["top_logprobs"] == [{"a": -0.5}, {"b": -0.5}]

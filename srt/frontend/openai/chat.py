@@ -9,17 +9,17 @@ from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.constraints import form_of
-from srt.frontend.errors import RequestError
+from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Prompt
 from srt.frontend.openai.chat_constraint import constraint
 from srt.frontend.openai.chat_format import ChatFormat
-from srt.frontend.openai.common import check_request
+from srt.frontend.openai.common import check_prompt_logprobs, check_request
 from srt.frontend.openai.messages import chat_for_template, template_arguments
 from srt.frontend.openai.tools import ToolUse, read_tools
 from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.tool_calls import JSON_LIST, JsonFormat
 from srt.frontend.protocol import ChatRequest
-from srt.frontend.sampling import SamplingSpec
+from srt.frontend.sampling import LogprobWish, SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import ChatPrompt, namespace
 
@@ -52,6 +52,8 @@ class Chat:
         top = sampling.check_top_logprobs(body.top_logprobs, "top_logprobs", sampling.MAX_TOP_LOGPROBS)
         if top and not body.logprobs:
             raise RequestError("`top_logprobs` goes with `logprobs`: true.", param="top_logprobs")
+        if body.echo:
+            raise unsupported("echo", "the prompt is not echoed into a chat's answer; use /v1/completions")
         max_tokens = (body.max_tokens, "max_tokens")
         if body.max_completion_tokens is not None:
             max_tokens = (body.max_completion_tokens, "max_completion_tokens")
@@ -60,7 +62,7 @@ class Chat:
             vocab_size=self._services.words.vocab_size,
             max_tokens=max_tokens,
             default_max_new_tokens=None,
-            logprobs=top if body.logprobs else -1,
+            logprobs=LogprobWish(top if body.logprobs else -1, check_prompt_logprobs(body)),
         )
 
     def _changed_fields(self, spec: SamplingSpec, tools: ToolUse, answer: AnswerFormat) -> dict[str, Any]:

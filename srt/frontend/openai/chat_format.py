@@ -55,7 +55,11 @@ class ChatFormat:
             message = self._message([*parser.feed(answer.text), *parser.finish()])
             finish = self._finish_fields(generation.finish, parser)
             choices.append({"index": generation.index, "message": message, "logprobs": logprobs, **finish})
-        return self._envelope.answer(choices, generations)
+        body = self._envelope.answer(choices, generations)
+        if generations[0].prompt.spec.prompt_logprobs >= 0:
+            ids = unpack_ids(self._chat.ids)
+            body["prompt_logprobs"] = self._texts.prompt_by_id(answers[0].prompt_logprobs or NO_LOGPROBS, ids)
+        return body
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
         index = generation.index

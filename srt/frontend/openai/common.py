@@ -11,6 +11,7 @@ import msgspec
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation
 from srt.frontend.protocol import OpenAIRequest, StreamOptions, check_supported
+from srt.frontend.sampling import MAX_TOP_LOGPROBS, check_top_logprobs
 from srt.frontend.services import Services
 from srt.messages import Finish
 
@@ -20,6 +21,15 @@ def check_request(request: OpenAIRequest, services: Services) -> None:
     check_supported(request)
     if request.stream_options is not None and not request.stream:
         raise RequestError("`stream_options` goes with `stream`: true.", param="stream_options")
+
+
+def check_prompt_logprobs(request: OpenAIRequest) -> int:
+    """How many alternatives are wanted, or -1."""
+    if request.prompt_logprobs is None:
+        return -1
+    if request.stream:
+        raise RequestError("`prompt_logprobs` are not streamed; set `stream`: false.", param="prompt_logprobs")
+    return check_top_logprobs(request.prompt_logprobs, "prompt_logprobs", MAX_TOP_LOGPROBS)
 
 
 class Envelope:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,14 +13,15 @@ from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.constraints import form_of
-from srt.frontend.errors import RequestError, unsupported
+from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS
-from srt.frontend.openai.common import Envelope, check_request, finish_fields
+from srt.frontend.openai.common import Envelope, check_prompt_logprobs, check_request, finish_fields
 from srt.frontend.protocol import NULL, CompletionRequest
+from srt.frontend.sampling import LogprobWish, SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import namespace, prompt_texts_or_ids
-from srt.messages import TextDelta, unpack_ids
+from srt.messages import Finish, TextDelta, unpack_ids
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -32,25 +36,18 @@ class Completions:
         body: CompletionRequest = await services.read(request, CompletionRequest)
         check_request(body, services)
         name = check_rid(body.rid or body.request_id) or new_id("cmpl-")
-        prompts = await self._prompts(body, name, services.owner(request))
-        return await services.respond(request, prompts, CompletionFormat(services, name, body), bool(body.stream))
+        prompts, echoed = await self._prompts(body, name, services.owner(request))
+        form = CompletionFormat(services, name, body, echoed)
+        return await services.respond(request, prompts, form, bool(body.stream))
 
-    async def _prompts(self, body: CompletionRequest, name: str, owner: bytes) -> list[Prompt]:
+    async def _prompts(
+        self, body: CompletionRequest, name: str, owner: bytes
+    ) -> tuple[list[Prompt], Mapping[str, str]]:
+        """What to send, and the texts that are to be echoed, by the prompts' names."""
         words = self._services.words
         if body.prompt == NULL:
             raise RequestError("`prompt` is missing.", param="prompt")
-        logprobs = -1
-        if body.logprobs is not None:
-            logprobs = sampling.check_top_logprobs(body.logprobs, "logprobs", sampling.MAX_TOP_LOGPROBS)
-        spec = sampling.from_openai(
-            body,
-            vocab_size=words.vocab_size,
-            max_tokens=(body.max_tokens, "max_tokens"),
-            default_max_new_tokens=DEFAULT_MAX_TOKENS,
-            logprobs=logprobs,
-        )
-        if body.best_of is not None and body.best_of != spec.n:
-            raise unsupported("best_of", "all choices are returned by this server; ask for them with `n`")
+        spec = self._sampling(body)
         grammar = await self._services.constraints.grammar(form_of(body))
         texts, ids, _ = prompt_texts_or_ids(body.prompt, "prompt", words.vocab_size)
         if texts:
@@ -60,44 +57,110 @@ class Completions:
         space = namespace(body.cache_salt, body.extra_key, owner)
         priority = check_priority(body.priority)
         if len(ids) == 1:
-            return [Prompt(name, ids[0], spec, space, priority, grammar=grammar)]
-        return [Prompt(f"{name}_{i}", prompt, spec, space, priority, name, grammar) for i, prompt in enumerate(ids)]
+            prompts = [Prompt(name, ids[0], spec, space, priority, grammar=grammar)]
+        else:
+            prompts = [
+                Prompt(f"{name}_{i}", prompt, spec, space, priority, name, grammar) for i, prompt in enumerate(ids)
+            ]
+        if not body.echo:
+            return prompts, {}
+        texts = texts or await words.decode(ids, body.skip_special_tokens is not False)
+        return prompts, dict(zip((prompt.name for prompt in prompts), texts, strict=True))
+
+    def _sampling(self, body: CompletionRequest) -> SamplingSpec:
+        logprobs, prompt_logprobs = -1, check_prompt_logprobs(body)
+        if body.logprobs is not None:
+            logprobs = sampling.check_top_logprobs(body.logprobs, "logprobs", sampling.MAX_TOP_LOGPROBS)
+        if body.echo and logprobs >= 0:
+            prompt_logprobs = max(logprobs, prompt_logprobs)
+        spec = sampling.from_openai(
+            body,
+            vocab_size=self._services.words.vocab_size,
+            max_tokens=(body.max_tokens, "max_tokens"),
+            default_max_new_tokens=DEFAULT_MAX_TOKENS,
+            logprobs=LogprobWish(logprobs, prompt_logprobs),
+            may_be_empty=bool(body.echo),
+        )
+        if body.best_of in (None, spec.n):
+            return spec
+        if not spec.n < body.best_of <= sampling.MAX_N:
+            raise RequestError(f"`best_of` must be between `n` and {sampling.MAX_N}.", param="best_of")
+        if body.stream:
+            raise RequestError("Which choices are best is known at the end only; set `stream`: false.", param="best_of")
+        rated = {**spec.fields, "logprobs": max(logprobs, 0)}
+        return dataclasses.replace(spec, n=body.best_of, fields=rated)
 
 
 class CompletionFormat:
-    def __init__(self, services: Services, name: str, body: CompletionRequest) -> None:
+    def __init__(self, services: Services, name: str, body: CompletionRequest, echoed: Mapping[str, str]) -> None:
         self._envelope = Envelope(name, "text_completion", "text_completion", services.model_name, body.stream_options)
         self._texts = services.texts
         self._eos = services.model.eos_token_ids
-        self._offsets: dict[Generation, int] = {}
+        self._echoed = echoed
+        self._num_choices = body.n or 1  # of each prompt
+        self._with_logprobs = body.logprobs is not None
+        self._with_prompt_logprobs = body.prompt_logprobs is not None
+        self._offsets: dict[Generation, int] = {}  # characters of the tokens that were shown; of those that have begun
         self._head = self._envelope.head + b'{"index":'
         rest = b',"logprobs":null,"finish_reason":null,"matched_stop":null,"stop_reason":null}'
         self._plain_rest = rest + self._envelope.rest
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []
-        for generation, answer in zip(generations, answers, strict=True):
-            logprobs = None
-            if generation.logprobs >= 0:
-                logprobs = self._texts.completion(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids), 0)
-            finish = finish_fields(generation.finish, self._eos)
-            choices.append({"index": generation.index, "text": answer.text, "logprobs": logprobs, **finish})
+        for index, (generation, answer) in enumerate(self._best(generations, answers)):
+            choice = {"index": index, **self._content(generation, answer), **self._finish(generation.finish)}
+            if self._with_prompt_logprobs:
+                ids = unpack_ids(generation.prompt.ids)
+                choice["prompt_logprobs"] = self._texts.prompt_by_id(answer.prompt_logprobs or NO_LOGPROBS, ids)
+            choices.append(choice)
         return self._envelope.answer(choices, generations)
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
-        if delta.finish is None and delta.logprobs is None and not self._envelope.continuous_usage:
+        if delta.finish is None and delta.logprobs is None and not self._envelope.continuous_usage and not self._echoed:
             if not delta.text:
                 return b""
             text = msgspec.json.encode(delta.text)
             return b'%b%d,"text":%b%b' % (self._head, generation.index, text, self._plain_rest)
-        choice = {"index": generation.index, "text": delta.text, "logprobs": None}
-        if delta.logprobs is not None:
-            offset = self._offsets.get(generation, 0)
-            logprobs = self._texts.completion(delta.logprobs, unpack_ids(delta.ids), offset)
-            self._offsets[generation] = offset + sum(map(len, logprobs["tokens"]))
-            choice["logprobs"] = logprobs
-        choice.update(finish_fields(delta.finish, self._eos))
+        choice = {"index": generation.index, **self._content(generation, delta), **self._finish(delta.finish)}
         return self._envelope.event(choice, generation)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
         return self._envelope.tail(generations)
+
+    def _best(
+        self, generations: Sequence[Generation], answers: Sequence[TextDelta]
+    ) -> Iterator[tuple[Generation, TextDelta]]:
+        """Of each prompt's choices the likeliest per token, if more were made than are wanted."""
+        pairs = list(zip(generations, answers, strict=True))
+        for _, of_prompt in itertools.groupby(pairs, key=lambda pair: pair[0].prompt.name):
+            choices = list(of_prompt)
+            if len(choices) > self._num_choices:
+                choices.sort(key=lambda pair: -_mean_logprob(pair[1]))
+            yield from choices[: self._num_choices]
+
+    def _content(self, generation: Generation, delta: TextDelta) -> dict[str, Any]:
+        """Text and logprobs, behind those of the prompt if this is the first of a choice and they are echoed."""
+        text, logprobs = delta.text, None
+        begins = generation not in self._offsets
+        offset = self._offsets.setdefault(generation, 0)
+        if begins and self._echoed:
+            text = self._echoed[generation.prompt.name] + text
+        if self._with_logprobs:
+            parts = []
+            if begins and self._echoed:
+                ids = unpack_ids(generation.prompt.ids)
+                parts.append(self._texts.completion_prompt(delta.prompt_logprobs or NO_LOGPROBS, ids))
+                offset = sum(map(len, parts[0]["tokens"]))
+            behind = self._texts.completion(delta.logprobs or NO_LOGPROBS, unpack_ids(delta.ids), offset)
+            self._offsets[generation] = offset + sum(map(len, behind["tokens"]))
+            parts.append(behind)
+            logprobs = {name: [value for part in parts for value in part[name]] for name in behind}
+        return {"text": text, "logprobs": logprobs}
+
+    def _finish(self, finish: Finish | None) -> dict[str, Any]:
+        return finish_fields(finish, self._eos)
+
+
+def _mean_logprob(answer: TextDelta) -> float:
+    chosen = answer.logprobs.chosen if answer.logprobs else ()
+    return sum(chosen) / len(chosen) if chosen else -math.inf
