@@ -17,6 +17,7 @@ from srt.frontend.logprobs import NO_LOGPROBS, TokenTexts
 from srt.frontend.protocol import NULL, GenerateRequest, NativeSampling, check_supported
 from srt.frontend.sampling import LogprobWish
 from srt.frontend.services import Services, check_priority, check_rid, new_id
+from srt.frontend.streaming import DONE, error_event
 from srt.frontend.words import check_number, namespace, prompt_texts_or_ids
 from srt.messages import Finish, Grammar, TextDelta, unpack_ids
 
@@ -190,7 +191,10 @@ class GenerateFormat:
         return b"".join(parts)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
-        return b""
+        return DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        return error_event(error)
 
     def _prompt_lists(self, generation: Generation, first: TextDelta) -> tuple[list, list, list]:
         spec = generation.prompt.spec

@@ -36,7 +36,14 @@ class Format(Protocol):
         """May be empty."""
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
-        """What comes after the last choice's end, without [DONE]."""
+        """What comes after the last choice's end."""
+
+    def failure(self, error: RequestError) -> bytes:
+        """What comes instead of all that is left."""
+
+
+def error_event(error: RequestError) -> bytes:
+    return b"data: %b\n\n%b" % (error.body(), DONE)
 
 
 class Stream:
@@ -94,7 +101,7 @@ class Stream:
             return
         data = self._take_events()
         if over:
-            data += (self._error or self._form.tail(self._generations)) + DONE
+            data += self._error or self._form.tail(self._generations)
         if data and not self._transport.is_closing():
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         if over:
@@ -104,7 +111,7 @@ class Stream:
         if not self.started.done():
             self.started.set_exception(error)
         elif not self._error:
-            self._error = b"data: %b\n\n" % error.body()
+            self._error = self._form.failure(error)
             self.flush()
 
     def _take_events(self) -> bytes:

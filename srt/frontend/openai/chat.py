@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -24,6 +24,14 @@ from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.words import ChatPrompt, namespace
 
 
+class ChatCall(NamedTuple):
+    """A chat request ready to be sent, and how to read what comes of it."""
+
+    prompt: Prompt
+    chat: ChatPrompt
+    answer: AnswerFormat
+
+
 class Chat:
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -32,11 +40,18 @@ class Chat:
         services = self._services
         services.manager.check_open()
         body: ChatRequest = await services.read(request, ChatRequest)
+        name = check_rid(body.rid or body.request_id) or new_id("chatcmpl-")
+        call = await self.accept(body, name, services.owner(request))
+        form = ChatFormat(services, call.chat, name, body.stream_options, call.answer)
+        return await services.respond(request, [call.prompt], form, bool(body.stream))
+
+    async def accept(self, body: ChatRequest, name: str, owner: bytes) -> ChatCall:
+        """RequestError for what cannot be served. Also for the routes that say chats in another form."""
+        services = self._services
         check_request(body, services)
         tools = read_tools(body)
-        name = check_rid(body.rid or body.request_id) or new_id("chatcmpl-")
         spec, priority = self._sampling(body), check_priority(body.priority)
-        chat = await self._chat(body, tools, services.owner(request))
+        chat = await self._chat(body, tools, owner)
         answer = self._answer(body, tools, chat)
         marks = answer.reasoning
         end_token = None if marks is None else services.words.tokenizer.token_id(marks.end)
@@ -44,9 +59,7 @@ class Chat:
         answer = dataclasses.replace(answer, constrained=form is not None)
         spec = dataclasses.replace(spec, fields={**spec.fields, **self._changed_fields(spec, tools, answer)})
         grammar = await services.constraints.grammar(form)
-        prompt = Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar)
-        answers = ChatFormat(services, chat, name, body.stream_options, answer)
-        return await services.respond(request, [prompt], answers, bool(body.stream))
+        return ChatCall(Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar), chat, answer)
 
     def _sampling(self, body: ChatRequest) -> SamplingSpec:
         top = sampling.check_top_logprobs(body.top_logprobs, "top_logprobs", sampling.MAX_TOP_LOGPROBS)

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from srt.frontend.generation import Generation, join
+from srt.frontend.chat_answer import ChatAnswer
+from srt.frontend.errors import RequestError
+from srt.frontend.generation import Generation
 from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.common import Envelope, finish_fields
-from srt.frontend.parsing.answer import AnswerFormat, AnswerParser
+from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.pieces import Arguments, CallStart, Content, Piece, Reasoning
 from srt.frontend.parsing.tool_calls import new_call_id
 from srt.frontend.protocol import StreamOptions
 from srt.frontend.services import Services
+from srt.frontend.streaming import DONE, error_event
 from srt.frontend.words import ChatPrompt
 from srt.messages import Finish, TextDelta, unpack_ids
-
-
-@dataclass
-class _Said:
-    """A choice that has begun."""
-
-    parser: AnswerParser
-    deltas: list[TextDelta] = field(default_factory=list)
 
 
 class ChatFormat:
@@ -39,7 +33,7 @@ class ChatFormat:
         self._is_plain = answer.is_plain
         self._texts = services.texts
         self._eos = services.model.eos_token_ids
-        self._said: dict[int, _Said] = {}  # by index
+        self._begun: dict[int, ChatAnswer] = {}  # by index
         self._head = self._envelope.head + b'{"index":'
         self._rest = b',"logprobs":null,"finish_reason":null}' + self._envelope.rest
         self._plain_rest = b"}" + self._rest
@@ -47,13 +41,12 @@ class ChatFormat:
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []
         for generation, answer in zip(generations, answers, strict=True):
-            self._remember(generation, answer)
             logprobs = None
             if generation.logprobs >= 0:
                 logprobs = self._texts.chat(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids))
-            parser = self._answer.parser()
-            message = self._message([*parser.feed(answer.text), *parser.finish()])
-            finish = self._finish_fields(generation.finish, parser)
+            said = self._new_answer()
+            message = self._message(said.feed(generation, answer))
+            finish = self._finish_fields(generation.finish, said)
             choices.append({"index": generation.index, "message": message, "logprobs": logprobs, **finish})
         body = self._envelope.answer(choices, generations)
         if generations[0].prompt.spec.prompt_logprobs >= 0:
@@ -63,22 +56,19 @@ class ChatFormat:
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
         index = generation.index
-        said = self._said.get(index)
+        said = self._begun.get(index)
         is_short = delta.logprobs is None and not self._envelope.continuous_usage
         if self._is_plain and is_short and said is not None and delta.finish is None:
-            said.deltas.append(delta)
+            said.keep(delta)
             if not delta.text:
                 return b""
             text = msgspec.json.encode(delta.text)
             return b'%b%d,"delta":{"content":%b%b' % (self._head, index, text, self._plain_rest)
         events = []
         if said is None:
-            said = self._said[index] = _Said(self._answer.parser())
+            said = self._begun[index] = self._new_answer()
             events.append(self._event(generation, {"role": "assistant", "content": ""}))
-        said.deltas.append(delta)
-        pieces = said.parser.feed(delta.text)
-        if delta.finish is not None:
-            pieces += said.parser.finish()
+        pieces = said.feed(generation, delta)
         if is_short:
             deltas = map(msgspec.json.encode, map(self._delta, pieces))
             events += [b'%b%d,"delta":%b%b' % (self._head, index, one, self._rest) for one in deltas]
@@ -91,18 +81,17 @@ class ChatFormat:
                 events.append(self._event(generation, self._delta(piece), logprobs))
                 logprobs = None
         if delta.finish is not None:
-            self._remember(generation, join(said.deltas))
-            events.append(self._event(generation, {}, finish=self._finish_fields(delta.finish, said.parser)))
+            events.append(self._event(generation, {}, finish=self._finish_fields(delta.finish, said)))
         return b"".join(events)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
-        return self._envelope.tail(generations)
+        return self._envelope.tail(generations) + DONE
 
-    def _remember(self, generation: Generation, answer: TextDelta) -> None:
-        """What a whole answer leaves behind: for the turns to come, and for the count of tokens."""
-        self._words.was_said(self._chat, answer)
-        if self._answer.reasoning is not None:
-            generation.reasoning_tokens = self._answer.count_reasoning(self._words.bytes_of(answer.ids))
+    def failure(self, error: RequestError) -> bytes:
+        return error_event(error)
+
+    def _new_answer(self) -> ChatAnswer:
+        return ChatAnswer(self._words, self._chat, self._answer)
 
     def _message(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         content = "".join([piece.text for piece in pieces if isinstance(piece, Content)])
@@ -137,9 +126,9 @@ class ChatFormat:
             "index": start.index, "id": new_call_id(self._answer.calls), "type": "function", "function": function
         }  # fmt: skip
 
-    def _finish_fields(self, finish: Finish | None, parser: AnswerParser) -> dict[str, Any]:
+    def _finish_fields(self, finish: Finish | None, said: ChatAnswer) -> dict[str, Any]:
         fields = finish_fields(finish, self._eos)
-        if fields["finish_reason"] == "stop" and parser.called:
+        if fields["finish_reason"] == "stop" and said.called:
             fields["finish_reason"] = "tool_calls"
         return fields
 

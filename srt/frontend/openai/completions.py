@@ -20,6 +20,7 @@ from srt.frontend.openai.common import Envelope, check_prompt_logprobs, check_re
 from srt.frontend.protocol import NULL, CompletionRequest
 from srt.frontend.sampling import LogprobWish, SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, new_id
+from srt.frontend.streaming import DONE, error_event
 from srt.frontend.words import namespace, prompt_texts_or_ids
 from srt.messages import Finish, TextDelta, unpack_ids
 
@@ -125,7 +126,10 @@ class CompletionFormat:
         return self._envelope.event(choice, generation)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
-        return self._envelope.tail(generations)
+        return self._envelope.tail(generations) + DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        return error_event(error)
 
     def _best(
         self, generations: Sequence[Generation], answers: Sequence[TextDelta]
