@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from srt.config import LEAST_BLOCK, ConfigError, ServerConfig, parse_args, split_address
+from srt.config import LEAST_BLOCK, SECRETS, ConfigError, ServerConfig, parse_args, split_address
 from srt.hardware import cuda_device_count, multiplies_bfloat16
 from srt.limits import Limits
 from srt.model_config import ModelConfig, ModelError
@@ -40,6 +40,7 @@ from srt.process import (
 )
 from srt.rank_node import run_ranks
 from srt.replica import Replica
+from srt.tls import tls_context
 from srt.transport import Endpoints, Meeting
 from srt.watchdog import stopped
 
@@ -72,13 +73,14 @@ def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR
     configure_logging(config.log_level, "main")
     raise_descriptor_limit()
     try:
+        tls_context(config)  # refused before the model is loaded
         listener = listen(config.host, config.port) if config.node_rank == 0 else None
         config, files = prepare(config)
         import uvloop
 
         if listener is None:
             return uvloop.run(serve_ranks(config, files, scheduler_door))
-        return uvloop.run(serve(config, files, CommandLine(config.host, listener), scheduler_door))
+        return uvloop.run(serve(config, files, CommandLine(config, listener), scheduler_door))
     except (ConfigError, ModelError, StartError) as error:
         return _refuse(error)
 
@@ -198,16 +200,17 @@ class Owner(Protocol):
 class CommandLine:
     """Requests come over HTTP, and signals end the house."""
 
-    def __init__(self, host: str, listener: socket.socket) -> None:
+    def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
         self.listener = listener
-        self._host = f"[{host}]" if ":" in host else host
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self._address = f"{'http' if config.ssl_certfile is None else 'https'}://{host}"
 
     def on_stop(self, stop: Callable[[], None]) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, stop)
 
     def ready(self, frontend: Frontend) -> str:
-        url = f"http://{self._host}:{self.listener.getsockname()[1]}"
+        url = f"{self._address}:{self.listener.getsockname()[1]}"
         log.info("ready: %s", url)
         return url
 
@@ -432,8 +435,7 @@ def _child_spec(
 
 def _log_configuration(config: ServerConfig) -> None:
     shown = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
-    if config.api_key is not None:
-        shown["api_key"] = "***"
+    shown |= {name: "***" for name in SECRETS if name in shown}
     log.info("configuration: %s", " ".join(f"{name}={value}" for name, value in shown.items()))
 
 

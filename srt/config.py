@@ -28,6 +28,7 @@ REASONING_PARSERS = ("auto", "none", "deepseek-r1", "kimi", "magistral", "qwen3"
 LEAST_BLOCK = 16
 """Tokens per page, below which KV events would say too much about too little."""
 _ENDPOINT = re.compile(r"tcp://.+:[0-9]{1,5}|ipc://.+")
+SAMPLING_DEFAULTS = ("model", "openai")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -123,6 +124,17 @@ class ServerConfig:
     watchdog_timeout: float = flag(300.0, "seconds after which an engine whose step does not end counts as hung")
     random_seed: int | None = flag(None, "of dummy weights and of requests that bring no seed")
     api_key: str | None = flag(None, "clients must send it, or one of several with commas between, as a bearer token")
+    admin_api_key: str | None = flag(None, "management routes take this key and no other; the API key if unset")
+    ssl_certfile: str | None = flag(None, "certificate chain in PEM, to speak HTTPS")
+    ssl_keyfile: str | None = flag(None, "its private key, if that is not in the same file")
+    cors_origins: str | None = flag(
+        None, "web pages whose scripts may use the server: origins with commas between, or * for all"
+    )
+    max_body_size: int | None = flag(None, "most bytes of a request's body; by the context length if unset")
+    sampling_defaults: str = flag(
+        "model", "of OpenAI's routes: the model's generation_config.json, or OpenAI's own", choices=SAMPLING_DEFAULTS
+    )
+    incremental_streaming_output: bool = flag(False, "/generate streams what is new, not all that came so far")
     chat_template: str | None = flag(None, "file with a Jinja chat template, if not the model's own")
     tool_call_parser: str = flag(
         "auto", "form in which the model writes tool calls; auto goes by the chat template", choices=TOOL_CALL_PARSERS
@@ -148,6 +160,7 @@ class ServerConfig:
             ("nnodes", 1),
             ("node_rank", 0),
             ("dp_size", 1),
+            ("max_body_size", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -160,6 +173,10 @@ class ServerConfig:
             raise ConfigError(f"--mem-fraction-static must lie between 0 and 1, not {self.mem_fraction_static}")
         if "" in self.api_keys:
             raise ConfigError("--api-key must not be empty, nor any of several")
+        if self.admin_api_key == "":
+            raise ConfigError("--admin-api-key must not be empty")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("--ssl-keyfile needs --ssl-certfile, the certificate that belongs to it")
         if self.cache_isolation == "api-key" and len(self.api_keys) == 1:
             raise ConfigError(
                 "--cache-isolation api-key isolates nobody where --api-key has one key; give several, or none"
@@ -197,6 +214,11 @@ class ServerConfig:
         return [] if self.api_key is None else self.api_key.split(",")
 
     @property
+    def cors_allowed(self) -> list[str]:
+        """Origins of web pages."""
+        return [] if self.cors_origins is None else [origin.strip() for origin in self.cors_origins.split(",")]
+
+    @property
     def ranks_per_node(self) -> int:
         """Of one engine."""
         return self.tp_size // self.nnodes
@@ -223,8 +245,10 @@ class ServerConfig:
         return shown
 
 
-_OF_ONE_NODE = ("api_key", "host", "port", "node_rank")
-"""What only its own node reads, and the key, which nobody else may see."""
+SECRETS = ("api_key", "admin_api_key")
+"""What nobody else may see."""
+_OF_ONE_NODE = (*SECRETS, "host", "port", "node_rank", "ssl_certfile", "ssl_keyfile")
+"""What only its own node reads."""
 _SHOWN = 80
 _ANY_ADDRESS = ("0.0.0.0", "::")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 import socket
@@ -13,16 +12,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from srt.board import Board
 from srt.chat_template import ChatTemplate
 from srt.config import ServerConfig
+from srt.frontend.access import Access
+from srt.frontend.anthropic.messages import Messages
 from srt.frontend.balancer import Balancer
 from srt.frontend.constraints import Constraints
 from srt.frontend.errors import RequestError
 from srt.frontend.grammar_check import GrammarCheck
+from srt.frontend.http_server import HttpServer
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.management import Management
 from srt.frontend.metrics import Metrics
@@ -31,33 +33,26 @@ from srt.frontend.openai.chat import Chat
 from srt.frontend.openai.completions import Completions
 from srt.frontend.openai.models import Models
 from srt.frontend.parsing import formats
+from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from srt.frontend.services import Services, too_big
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
 from srt.limits import Limits
-from srt.model_config import ModelConfig
-from srt.model_files import ModelFiles
+from srt.model_config import ModelConfig, ModelError
+from srt.model_files import ModelFiles, read_optional_json
+from srt.tls import tls_context
 from srt.tokenization import Tokenizer
 from srt.transport import Endpoints
 
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics")  # without the API key
-STOP_PATIENCE = 2.0  # seconds for answers that are being written when the server stops
+ANTHROPIC_PATH = "/v1/messages"
+ADMIN_PATHS = ("/flush_cache", "/abort_request")  # with the administrator's key, if there is one
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """False for a client's malformed HTTP, with whose tracebacks it could fill the log."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError))
-
-
-_http_log = logging.getLogger(f"{__name__}.http")  # aiohttp's
-_http_log.addFilter(_is_ours)
 
 
 class Frontend:
@@ -66,7 +61,7 @@ class Frontend:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._manager = services.manager
-        self._runner: web.AppRunner | None = None
+        self._http: HttpServer | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -77,19 +72,9 @@ class Frontend:
         """Without a socket there is no HTTP: requests come from this process."""
         self._manager.start()
         if sock is not None:
-            await self._start_http(sock)
+            self._http = HttpServer(application(self._services))
+            await self._http.start(sock, tls_context(self._services.config))
         self._ticker = asyncio.create_task(self._tick())
-
-    async def _start_http(self, sock: socket.socket) -> None:
-        self._runner = web.AppRunner(
-            application(self._services),
-            access_log=None,
-            logger=_http_log,
-            handler_cancellation=True,
-            shutdown_timeout=STOP_PATIENCE,
-        )
-        await self._runner.setup()
-        await web.SockSite(self._runner, sock, backlog=1024).start()
 
     def drain(self) -> None:
         """From now on new requests get 503; running ones go on."""
@@ -112,8 +97,8 @@ class Frontend:
         """Closes the port and the pipes; requests still open are cut off."""
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._http is not None:
+            await self._http.stop()
         self._manager.close()
         self._services.words.close()
         self._services.constraints.close()
@@ -139,9 +124,10 @@ async def serve(
     `infos` is what each engine's rank 0 said when it was ready.
     """
     tokenizer, template = await asyncio.to_thread(_load_words, config, files)
+    defaults = _sampling_defaults(config, files)
     name = config.served_model_name or files.name
     arguments = (config, files.model_config, name, tokenizer, template, limits, endpoints, boards, infos, balancer)
-    services = await asyncio.to_thread(make_services, *arguments, files.tokenizer_folder)
+    services = await asyncio.to_thread(make_services, *arguments, files.tokenizer_folder, defaults)
     frontend = Frontend(services)
     await frontend.start(sock)
     return frontend
@@ -159,6 +145,7 @@ def make_services(
     infos: Sequence[dict[str, Any]],
     balancer: Balancer,
     tokenizer_folder: Path | None = None,
+    sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
 ) -> Services:
     metrics = Metrics(model_name, len(boards))
     return Services(
@@ -174,6 +161,7 @@ def make_services(
         formats=formats.choose(config, template),
         texts=TokenTexts(tokenizer.token_bytes),
         metrics=metrics,
+        sampling_defaults=sampling_defaults,
     )
 
 
@@ -183,14 +171,36 @@ def _load_words(config: ServerConfig, files: ModelFiles) -> tuple[Tokenizer, Cha
     return Tokenizer.from_folder(files.tokenizer_folder), template
 
 
+def _sampling_defaults(config: ServerConfig, files: ModelFiles) -> SamplingDefaults:
+    if config.sampling_defaults == "openai":
+        return OPENAI_DEFAULTS
+    try:
+        defaults = SamplingDefaults.of_model(read_optional_json(files.folder / "generation_config.json"))
+    except (RequestError, msgspec.ValidationError) as error:
+        raise ModelError(
+            f"{files.folder / 'generation_config.json'}: {error}; --sampling-defaults openai does without"
+        ) from None
+    if defaults != OPENAI_DEFAULTS:
+        log.info("sampling by the model's generation_config.json where a request does not say: %s", defaults)
+    return defaults
+
+
 def application(services: Services) -> web.Application:
-    app = web.Application(middlewares=[_door(services)], client_max_size=services.max_body)
-    app.on_response_prepare.append(_add_request_id)
+    access = Access(services.config, OPEN_PATHS, ADMIN_PATHS)
+    app = web.Application(middlewares=[_door(services, access)], client_max_size=services.max_body)
+
+    async def mark(request: web.Request, response: web.StreamResponse) -> None:
+        _add_request_id(request, response)
+        access.mark(request, response)
+
+    app.on_response_prepare.append(mark)
     chat, completions, models = Chat(services), Completions(services), Models(services)
-    native, management = Native(services), Management(services)
+    native, messages, management = Native(services), Messages(services, chat), Management(services)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", completions.create),
+        ("POST", "/v1/messages", messages.create),
+        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("GET", "/v1/models", models.list),
         ("GET", "/v1/models/{id:.+}", models.get),
         ("POST PUT", "/generate", native.generate),
@@ -219,34 +229,33 @@ def application(services: Services) -> web.Application:
     return app
 
 
-def _door(services: Services) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
-    expected = [f"Bearer {key}".encode() for key in services.config.api_keys]
-
+def _door(services: Services, access: Access) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
     @web.middleware
     async def door(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (answer := access.preflight(request)) is not None:
+            return answer
         try:
-            if expected and request.path not in OPEN_PATHS:
-                given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-                if not any([hmac.compare_digest(given, one) for one in expected]):  # as long for each of them
-                    raise RequestError("The API key is missing or wrong.", status=401, code="invalid_api_key")
+            access.check(request)
             response = await handler(request)
         except RequestError as error:
-            response = _error_response(error)
+            response = _error_response(request, error)
         except web.HTTPException as error:
-            response = _error_response(_of_http(error, services), error.headers.get("Allow"))
+            response = _error_response(request, _of_http(error, services), error.headers.get("Allow"))
         except web.RequestPayloadError:
-            response = _error_response(RequestError("The body is not encoded as its headers say."))
+            response = _error_response(request, RequestError("The body is not encoded as its headers say."))
         except ConnectionError:
             response = web.Response()  # nobody is left to read it
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            response = _error_response(RequestError("The server made a mistake; its log says which.", status=500))
+            response = _error_response(
+                request, RequestError("The server made a mistake; its log says which.", status=500)
+            )
         return response
 
     return door
 
 
-async def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     given = request.headers.get("X-Request-ID", "")
     response.headers["X-Request-ID"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
@@ -261,10 +270,11 @@ def _of_http(error: web.HTTPException, services: Services) -> RequestError:
     return RequestError(error.reason, status=error.status)
 
 
-def _error_response(error: RequestError, allow: str | None = None) -> web.Response:
+def _error_response(request: web.Request, error: RequestError, allow: str | None = None) -> web.Response:
     headers = {"Allow": allow} if allow else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status == 503:
         headers["Retry-After"] = "1"
-    return web.Response(body=error.body(), status=error.status, content_type="application/json", headers=headers)
+    body = error.anthropic_body() if request.path.startswith(ANTHROPIC_PATH) else error.body()
+    return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)

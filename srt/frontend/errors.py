@@ -1,6 +1,6 @@
 """L1, main process: what a client is told when its request is refused or fails. One shape on every route.
 
-`{"error": {"message", "type", "param", "code"}}`, as the OpenAI clients read it.
+`{"error": {"message", "type", "param", "code"}}`, as the OpenAI clients read it; Anthropic's have their own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,16 @@ TYPES = {
 }
 
 
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
 class RequestError(Exception):
     """A request that is not served, with the sentence for its client. `param` names the faulty field."""
 
@@ -30,12 +40,20 @@ class RequestError(Exception):
     def body(self) -> bytes:
         """Strict JSON, also where the message quotes half a character."""
         error = {
-            "message": self.message.encode("utf-8", "replace").decode(),
+            "message": self._sentence,
             "type": TYPES.get(self.status, "invalid_request_error"),
             "param": self.param,
             "code": self.code,
         }
         return msgspec.json.encode({"error": error})
+
+    def anthropic_body(self) -> bytes:
+        error = {"type": ANTHROPIC_TYPES.get(self.status, "invalid_request_error"), "message": self._sentence}
+        return msgspec.json.encode({"type": "error", "error": error})
+
+    @property
+    def _sentence(self) -> str:
+        return self.message.encode("utf-8", "replace").decode()
 
 
 def unsupported(param: str, sentence: str) -> RequestError:

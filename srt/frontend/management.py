@@ -13,6 +13,7 @@ from aiohttp import web
 
 import srt
 from srt.board import Phase, Record
+from srt.config import SECRETS
 from srt.frontend import sampling
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Prompt
@@ -97,7 +98,8 @@ class Management:
     async def server_info(self, request: web.Request) -> web.Response:
         services = self._services
         flags = dataclasses.asdict(services.config)
-        del flags["api_key"]
+        for name in SECRETS:
+            del flags[name]
         engines = self._records()
         gauges = [records[0].gauges for records in engines]
         limits = services.limits
@@ -214,7 +216,7 @@ class Management:
         return web.Response(text=f"{reply.message or 'The cache was flushed.'}\n")
 
     async def abort_request(self, request: web.Request) -> web.Response:
-        """Takes the named request, prompt of a batch or choice and no other; one that is not there is no error."""
+        """Takes all requests, prompts and choices whose name begins with `rid`; that there are none is no error."""
         body: AbortBody = await self._services.read(request, AbortBody)
         if not body.rid and not body.abort_all:
             raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")

@@ -1,4 +1,4 @@
-"""L1, main process: /generate, SGLang's own route. Streamed text and ids are cumulative, as its clients expect."""
+"""L1, main process: /generate, SGLang's own route. Streamed text and ids are cumulative, or only what is new."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Native:
         check_supported(body)
         prompts, as_list = await self._prompts(body, owner)
         with_text, with_prompt = bool(body.return_text_in_logprobs), bool(body.return_prompt_token_ids)
-        return prompts, GenerateFormat(self._services.texts, as_list, with_text, with_prompt)
+        incremental = self._services.config.incremental_streaming_output
+        return prompts, GenerateFormat(self._services.texts, as_list, with_text, with_prompt, incremental)
 
     async def _prompts(self, body: GenerateRequest, owner: bytes) -> tuple[list[Prompt], bool]:
         """The prompts, and whether the answer is a list."""
@@ -132,11 +133,12 @@ def _logprob_wish(top: int | None, start: int | None, ids: tuple[int, ...]) -> L
 class GenerateFormat:
     """Writes /generate's bodies and events. What is cumulative is kept as the JSON it will be sent as."""
 
-    def __init__(self, texts: TokenTexts, indexed: bool, with_text: bool, with_prompt: bool) -> None:
+    def __init__(self, texts: TokenTexts, indexed: bool, with_text: bool, with_prompt: bool, incremental: bool) -> None:
         self._texts = texts
         self._indexed = indexed
         self._with_text = with_text
         self._with_prompt = with_prompt
+        self._incremental = incremental
         self._so_far: dict[Generation, _SoFar] = {}
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> Any:
@@ -188,7 +190,10 @@ class GenerateFormat:
         if self._with_prompt:
             parts += (b',"prompt_token_ids":', msgspec.json.encode(unpack_ids(generation.prompt.ids).tolist()))
         parts.append(b"}\n\n")
-        return b"".join(parts)
+        event = b"".join(parts)
+        if self._incremental:
+            so_far.clear()
+        return event
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
         return DONE
@@ -238,6 +243,11 @@ class _SoFar:
         self.text, self.ids = bytearray(), bytearray()
         self.logprobs = [bytearray() for _ in OUTPUT_LISTS]
         self.prompt = b""  # whole entries
+
+    def clear(self) -> None:
+        for items in (self.text, self.ids, *self.logprobs):
+            items.clear()
+        self.prompt = b""
 
     @staticmethod
     def extend(items: bytearray, more: list[Any]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from srt.frontend.errors import RequestError
 from srt.frontend.protocol import NativeSampling, OpenAIRequest, SamplingFields, check_supported
 from srt.limits import Limits
@@ -61,6 +63,30 @@ class LogprobWish:
 
 
 NO_LOGPROBS_WANTED = LogprobWish()
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What a request means that does not say."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def of_model(cls, generation_config: dict[str, Any]) -> SamplingDefaults:
+        """RequestError for a generation_config.json whose values no request could have."""
+        given = {name: generation_config.get(name) for name in cls.__dataclass_fields__}
+        request = msgspec.convert({k: v for k, v in given.items() if v is not None}, NativeSampling, strict=False)
+        if request.top_k == 0:  # transformers' way to keep all
+            request.top_k = -1
+        own = _filters(request, OPENAI_DEFAULTS)
+        return cls(**own)
+
+
+OPENAI_DEFAULTS = SamplingDefaults()
 
 
 @dataclass(frozen=True)
@@ -140,6 +166,7 @@ def from_openai(
     default_max_new_tokens: int | None,
     logprobs: LogprobWish,
     may_be_empty: bool = False,
+    defaults: SamplingDefaults = OPENAI_DEFAULTS,
 ) -> SamplingSpec:
     """`max_tokens` is the number and the name under which it came; 0 where the answer `may_be_empty`."""
     return _spec(
@@ -152,6 +179,7 @@ def from_openai(
         logprobs=logprobs,
         may_be_empty=may_be_empty or logprobs.prompt >= 0,
         keep_stop=bool(request.no_stop_trim or request.include_stop_str_in_output),
+        defaults=defaults,
     )
 
 
@@ -166,27 +194,24 @@ def _spec(
     logprobs: LogprobWish,
     may_be_empty: bool,
     keep_stop: bool,
+    defaults: SamplingDefaults = OPENAI_DEFAULTS,
 ) -> SamplingSpec:
     longest = _integer(*max_new_tokens, default=None, least=0 if may_be_empty else 1, most=2**31 - 1)
     shortest = _integer(*min_new_tokens, default=0, least=0, most=2**31 - 1)
     bound = default if longest is None else longest
     if bound is not None and shortest > bound:
         raise _fault(min_new_tokens[1], f"must not exceed `{max_new_tokens[1]}` ({bound})")
-    temperature = _number(request.temperature, "temperature", default=1.0, least=0.0, most=100.0)
-    top_k = _integer(request.top_k, "top_k", default=-1, least=-1, most=2**63)
-    top_p = _number(request.top_p, "top_p", default=1.0, least=0.0, most=1.0)
-    if top_p == 0.0:  # the smallest set of tokens with any probability
-        top_p, top_k = 1.0, 1
+    filters = _filters(request, defaults)
+    if filters["top_p"] == 0.0:  # the smallest set of tokens with any probability
+        filters |= {"top_p": 1.0, "top_k": 1}
+    if filters["temperature"] < GREEDY_BELOW:
+        filters["temperature"] = 0.0
+    if not 0 < filters["top_k"] < vocab_size:
+        filters["top_k"] = 0
     fields = {
-        "temperature": 0.0 if temperature < GREEDY_BELOW else temperature,
-        "top_k": top_k if 0 < top_k < vocab_size else 0,
-        "top_p": top_p,
-        "min_p": _number(request.min_p, "min_p", default=0.0, least=0.0, most=1.0),
+        **filters,
         "presence_penalty": _number(request.presence_penalty, "presence_penalty", default=0.0, least=-2.0, most=2.0),
         "frequency_penalty": _number(request.frequency_penalty, "frequency_penalty", default=0.0, least=-2.0, most=2.0),
-        "repetition_penalty": _number(
-            request.repetition_penalty, "repetition_penalty", default=1.0, least=0.01, most=100.0
-        ),
         "logit_bias": _logit_bias(request.logit_bias, vocab_size),
         "stop": _stop(request.stop),
         "stop_token_ids": check_ids(request.stop_token_ids, "stop_token_ids", MAX_STOP_TOKENS, vocab_size),
@@ -206,6 +231,17 @@ def _spec(
         min_new_tokens=shortest,
         fields=fields,
     )
+
+
+def _filters(request: SamplingFields, defaults: SamplingDefaults) -> dict[str, Any]:
+    bounds = {
+        "temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "repetition_penalty": (0.01, 100.0)
+    }  # fmt: skip
+    filters = {
+        name: _number(getattr(request, name), name, default=getattr(defaults, name), least=least, most=most)
+        for name, (least, most) in bounds.items()
+    }
+    return {**filters, "top_k": _integer(request.top_k, "top_k", default=defaults.top_k, least=-1, most=2**63)}
 
 
 def check_top_logprobs(value: int | None, param: str, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 import uuid
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from srt.board import Board
 from srt.config import ServerConfig
+from srt.frontend.access import credential
 from srt.frontend.constraints import Constraints
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Prompt
@@ -21,6 +23,7 @@ from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
 from srt.frontend.parsing.formats import Formats
 from srt.frontend.protocol import decode
+from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from srt.frontend.streaming import Format, Stream
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
@@ -28,6 +31,7 @@ from srt.limits import Limits
 from srt.model_config import ModelConfig
 
 SMALL_BODY = 64 * 1024  # bytes decoded on the spot
+BODY_SECONDS = 60.0  # for a body to come
 MAX_RID = 256
 BYTES_PER_TOKEN = 64  # of a body, generous: ids and escapes take more than text
 
@@ -46,11 +50,12 @@ class Services:
     formats: Formats
     texts: TokenTexts
     metrics: Metrics
+    sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def max_body(self) -> int:
-        return max(1 << 20, BYTES_PER_TOKEN * self.limits.context_length)
+        return self.config.max_body_size or max(1 << 20, BYTES_PER_TOKEN * self.limits.context_length)
 
     def memory_usage(self, engine: int) -> dict[str, Any]:
         """In GB, but for `token_capacity`."""
@@ -66,8 +71,7 @@ class Services:
         """Whose prefixes a request may share: everybody's, or those of who sends the same API key."""
         if self.config.cache_isolation == "none":
             return b""
-        key = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(key, digest_size=16).digest()
+        return hashlib.blake2b(credential(request), digest_size=16).digest()
 
     def check_model(self, name: str | None) -> None:
         """An absent or empty name means the served one."""
@@ -103,7 +107,14 @@ class Services:
         """A body that says it is too big is refused before it is read."""
         if (request.content_length or 0) > self.max_body:
             raise too_big(self.max_body)
-        return await request.read()
+        if request.content.is_eof():
+            return await request.read()
+        try:
+            return await asyncio.wait_for(request.read(), BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise RequestError(
+                f"The body did not come within {BODY_SECONDS:.0f} seconds.", status=408, code="request_timeout"
+            ) from None
 
 
 def too_big(limit: int) -> RequestError:

@@ -116,10 +116,9 @@ class TokenizerManager:
             self._release(generations)
 
     def abort(self, name: str | None, message: str) -> None:
-        """`name` is a request's, one of its prompts' or of its choices'; None aborts all. Last deltas still come."""
-        generations = self._live.values() if name is None else self._names.get(name, ())
-        for generation in list(generations):
-            if generation.finish is None:
+        """All of whose names one begins with `name`; None aborts all. Last deltas still come."""
+        for generation in list(self._live.values()):
+            if name is None or any(one.startswith(name) for one in generation.names):
                 self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, message))
 
     async def flush_cache(self, timeout_s: float) -> FlushReply:

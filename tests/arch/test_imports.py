@@ -17,7 +17,7 @@ ROOMS = {
         """,
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
-        srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend
+        srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend srt.tls
         """,
     "srt": "",
     "srt.engine": "launch srt.config srt.frontend srt.messages",
@@ -34,6 +34,7 @@ ROOMS = {
     "srt.rank_node": "srt.board srt.nodes srt.process srt.watchdog",
     "srt.rendezvous": "srt.config",
     "srt.hardware": "",
+    "srt.tls": "srt.config",
     "srt.transport": "",
     "srt.schema_values": "",
     "srt.schema_rules": "srt.schema_values",
@@ -52,7 +53,7 @@ ROOMS = {
     "srt.frontend": """
         srt.constrained.llguidance_backend srt.constrained.probe
         srt.messages srt.config srt.limits srt.transport srt.board srt.tokenization srt.token_bytes srt.chat_template
-        srt.schema_rules srt.model_config srt.model_files srt
+        srt.schema_rules srt.model_config srt.model_files srt.tls srt
         """,
     "srt.scheduler.schedule_batch": "srt.messages",
     "srt.scheduler.intake": "srt.messages srt.transport",

@@ -61,6 +61,11 @@ class Chat:
         grammar = await services.constraints.grammar(form)
         return ChatCall(Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar), chat, answer)
 
+    async def prompt(self, body: ChatRequest, owner: bytes) -> ChatPrompt:
+        """Only what the model would be given."""
+        self._services.check_model(body.model)
+        return await self._chat(body, read_tools(body), owner)
+
     def _sampling(self, body: ChatRequest) -> SamplingSpec:
         top = sampling.check_top_logprobs(body.top_logprobs, "top_logprobs", sampling.MAX_TOP_LOGPROBS)
         if top and not body.logprobs:
@@ -75,6 +80,7 @@ class Chat:
             vocab_size=self._services.words.vocab_size,
             max_tokens=max_tokens,
             default_max_new_tokens=None,
+            defaults=self._services.sampling_defaults,
             logprobs=LogprobWish(top if body.logprobs else -1, check_prompt_logprobs(body)),
         )
 

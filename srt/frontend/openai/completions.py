@@ -80,6 +80,7 @@ class Completions:
             max_tokens=(body.max_tokens, "max_tokens"),
             default_max_new_tokens=DEFAULT_MAX_TOKENS,
             logprobs=LogprobWish(logprobs, prompt_logprobs),
+            defaults=self._services.sampling_defaults,
             may_be_empty=bool(body.echo),
         )
         if body.best_of in (None, spec.n):

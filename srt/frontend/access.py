@@ -1,0 +1,67 @@
+"""L1, main process: who may come in: API keys, the administrator's, and the web pages whose scripts may."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+
+from aiohttp import web
+
+from srt.config import ServerConfig
+from srt.frontend.errors import RequestError
+
+PREFLIGHT_SECONDS = "86400"
+
+
+def credential(request: web.BaseRequest) -> bytes:
+    """The key that came with a request, as a bearer token or in Anthropic's header; empty if none did."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    key = token if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return key.encode("utf-8", "surrogateescape")
+
+
+class Access:
+    def __init__(self, config: ServerConfig, open_paths: Collection[str], admin_paths: Collection[str]) -> None:
+        """`open_paths` need no key. Where there is an administrator's key, `admin_paths` take no other."""
+        admin = [] if config.admin_api_key is None else [config.admin_api_key.encode()]
+        users = [key.encode() for key in config.api_keys]
+        self._open = frozenset(open_paths)
+        self._admin = frozenset(admin_paths)
+        self._admin_keys = admin or users
+        self._user_keys = users + admin if users else []
+        self._origins = config.cors_allowed
+
+    def check(self, request: web.BaseRequest) -> None:
+        """RequestError with 401 for a key that is missing or wrong."""
+        if request.path in self._open:
+            return
+        expected = self._admin_keys if request.path in self._admin else self._user_keys
+        if not expected:
+            return
+        given = credential(request)
+        if not any([hmac.compare_digest(given, one) for one in expected]):  # as long for each of them
+            raise RequestError("The API key is missing or wrong.", status=401, code="invalid_api_key")
+
+    def preflight(self, request: web.BaseRequest) -> web.Response | None:
+        """The answer to a browser that asks whether a page's script may send a request; None for other requests."""
+        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+            return None
+        response = web.Response(status=204)
+        if self.mark(request, response):
+            response.headers["Access-Control-Allow-Methods"] = request.headers["Access-Control-Request-Method"]
+            response.headers["Access-Control-Allow-Headers"] = request.headers.get(
+                "Access-Control-Request-Headers", "*"
+            )
+            response.headers["Access-Control-Max-Age"] = PREFLIGHT_SECONDS
+        return response
+
+    def mark(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
+        """Lets a page's script read the response, if its origin is allowed."""
+        origin = request.headers.get("Origin")
+        if origin is None or not ("*" in self._origins or origin in self._origins):
+            return False
+        response.headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin
+        response.headers["Access-Control-Expose-Headers"] = "X-Request-ID, Retry-After"
+        if "*" not in self._origins:
+            response.headers["Vary"] = "Origin"
+        return True

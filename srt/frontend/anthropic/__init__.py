@@ -1,0 +1,1 @@
+"""L1, main process: Anthropic's form of a chat."""

@@ -1,0 +1,70 @@
+"""L1, main process: the listening socket and its connections: TLS, how long a client may take, what is no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from srt.frontend.errors import RequestError
+
+IDLE_SECONDS = 75.0
+"""How long a connection may wait for a request's head, from its begin or from the last answer on. Proxies have 60."""
+STOP_PATIENCE = 2.0  # seconds for answers that are being written when the server stops
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for a client's malformed HTTP, with whose tracebacks it could fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError))
+
+
+_log = logging.getLogger(__name__)  # aiohttp's
+_log.addFilter(_is_ours)
+
+
+class Connection(web.RequestHandler):
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Of what never became a request. The connection is closed behind it."""
+        super().handle_error(request, status, exc, message)
+        fault = "The request is not HTTP that this server reads." if status < 500 else "The server made a mistake."
+        detail = (message or "").strip().splitlines()[:1]
+        error = RequestError(" ".join([fault, *detail]), status=status, code="malformed_http")
+        response = web.Response(body=error.body(), status=status, content_type="application/json")
+        response.force_close()
+        return response
+
+
+class HttpServer:
+    def __init__(self, app: web.Application) -> None:
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=_log, handler_cancellation=True, shutdown_timeout=STOP_PATIENCE
+        )
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        await self._runner.setup()
+        loop, server = asyncio.get_running_loop(), self._runner.server
+        assert server is not None
+
+        def connection() -> Connection:
+            return Connection(server, loop=loop, access_log=None, logger=_log, keepalive_timeout=IDLE_SECONDS)
+
+        self._listener = await loop.create_server(connection, sock=sock, backlog=1024, ssl=tls)
+
+    async def stop(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()

@@ -1,0 +1,127 @@
+"""Who may come in, and what the door does with those who send no proper request."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+import urllib.request
+
+import pytest
+from frontend_harness import Server, strict_json
+
+from srt.frontend import http_server, services
+
+KEYS = {"api_key": "user,friend", "admin_api_key": "root", "cors_origins": "https://a.example,https://b.example"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("s"), **KEYS, max_body_size=5000) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def open_server(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("s"), cors_origins="*") as running:
+        yield running
+
+
+def status(server, method, path, key=None, header="Authorization"):
+    headers = {} if key is None else {header: f"Bearer {key}" if header == "Authorization" else key}
+    return server.request(method, path, b"{}" if method == "POST" else None, headers)[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"), [(None, 401), ("wrong", 401), ("user", 200), ("friend", 200), ("root", 200)]
+)
+def test_keys_of_users(server, key, expected):
+    assert status(server, "GET", "/v1/models", key) == expected
+    assert status(server, "GET", "/v1/models", key, "x-api-key") == expected
+    assert status(server, "GET", "/health", key) == 200
+
+
+@pytest.mark.parametrize(("key", "expected"), [(None, 401), ("user", 401), ("root", 200)])
+def test_the_administrators_key(server, key, expected):
+    assert status(server, "POST", "/flush_cache", key) == expected
+
+
+def test_secrets_are_not_told(server):
+    raw = server.request("GET", "/server_info", headers={"Authorization": "Bearer user"})[2]
+    assert b"friend" not in raw
+    assert b"root" not in raw
+
+
+@pytest.mark.parametrize("origin", ["https://a.example", "https://evil.example"])
+def test_pages_of_some_origins(server, origin):
+    headers = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-y"}
+    code, answer, _ = server.request("OPTIONS", "/v1/completions", headers=headers)
+    allowed = {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Headers": "x-y"}
+    assert code == 204
+    for name, value in allowed.items():
+        assert answer[name] == (value if "a.example" in origin else None)
+    _, answer, _ = server.request("GET", "/health", headers={"Origin": origin})
+    assert answer["Access-Control-Allow-Origin"] == (origin if "a.example" in origin else None)
+
+
+def test_pages_of_all_origins_also_read_streams_and_errors(open_server):
+    page = {"Origin": "https://x.example"}
+    for body, code in (({"prompt": "a", "stream": True}, 200), ({}, 400)):
+        got, headers, _ = open_server.request("POST", "/v1/completions", body, page)
+        assert (got, headers["Access-Control-Allow-Origin"]) == (code, "*")
+    assert open_server.request("GET", "/health")[1]["Access-Control-Allow-Origin"] is None
+
+
+def test_a_body_above_the_limit(server):
+    key = {"Authorization": "Bearer user"}
+    code, _, raw = server.request("POST", "/v1/completions", {"prompt": "a" * 6000}, key)
+    assert (code, strict_json(raw)["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n"],
+)  # fmt: skip
+def test_what_is_no_http_is_answered_in_json(open_server, raw):
+    with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
+        sock.sendall(raw)
+        head, _, body = receive_all(sock).partition(b"\r\n\r\n")
+    assert b" 400 " in head.splitlines()[0]
+    assert strict_json(body)["error"]["code"] == "malformed_http"
+
+
+def test_a_body_that_does_not_come(open_server, monkeypatch):
+    monkeypatch.setattr(services, "BODY_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
+        sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert sock.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_head_that_does_not_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 0.2)
+    with Server(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHos")
+        assert receive_all(sock) == b""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes no certificate without openssl")
+def test_https(tmp_path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert]
+    subprocess.run(command, check=True, capture_output=True)
+    folder = tmp_path / "s"
+    folder.mkdir()
+    with Server(folder, ssl_certfile=str(cert), ssl_keyfile=str(key)) as server:
+        context = ssl.create_default_context(cafile=cert)
+        request = urllib.request.Request(
+            f"https://localhost:{server.port}/v1/completions", b'{"prompt": "ab", "max_tokens": 3, "stream": true}'
+        )
+        with urllib.request.urlopen(request, context=context, timeout=60) as response:
+            assert response.read().endswith(b"data: [DONE]\n\n")
+
+
+def receive_all(sock):
+    received = b""
+    while data := sock.recv(65536):
+        received += data
+    return received
