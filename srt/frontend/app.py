@@ -32,6 +32,7 @@ from srt.frontend.native import Native
 from srt.frontend.openai.chat import Chat
 from srt.frontend.openai.completions import Completions
 from srt.frontend.openai.models import Models
+from srt.frontend.openai.responses import Responses
 from srt.frontend.parsing import formats
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from srt.frontend.services import Services, too_big
@@ -195,10 +196,16 @@ def application(services: Services) -> web.Application:
 
     app.on_response_prepare.append(mark)
     chat, completions, models = Chat(services), Completions(services), Models(services)
-    native, messages, management = Native(services), Messages(services, chat), Management(services)
+    messages, responses = Messages(services, chat), Responses(services, chat)
+    native, management = Native(services), Management(services)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", completions.create),
+        ("POST", "/v1/responses", responses.create),
+        ("GET", "/v1/responses/{id}", responses.get),
+        ("DELETE", "/v1/responses/{id}", responses.delete),
+        ("POST", "/v1/responses/{id}/cancel", responses.cancel),
+        ("POST", "/v1/embeddings", models.embeddings),
         ("POST", "/v1/messages", messages.create),
         ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("GET", "/v1/models", models.list),

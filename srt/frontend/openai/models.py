@@ -25,6 +25,14 @@ class Models:
             )
         return json_response(self._card())
 
+    async def embeddings(self, request: web.Request) -> web.Response:
+        raise RequestError(
+            f"The model `{self._services.model_name}` generates text and makes no embeddings; serve an embedding model "
+            "elsewhere.",
+            param="model",
+            code="model_not_supported",
+        )
+
     def _card(self) -> dict[str, Any]:
         services = self._services
         return {
