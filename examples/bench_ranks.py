@@ -25,10 +25,11 @@ import zmq
 from examples.host import machine
 from radix import Ledger
 from srt.board import Board, RankRecord
-from srt.messages import FlushReply, NewRequest, SamplingParams, TokenBatch, pack_ids
+from srt.messages import ControlReply, NewRequest, SamplingParams, TokenBatch, pack_ids
 from srt.parallel import Ranks
 from srt.rendezvous import meet_on_host
 from srt.scheduler.consensus import BoardConsensus
+from srt.scheduler.control import Control, NoMaintenance
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.observer import BoardObserver
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet
@@ -65,7 +66,7 @@ class EncodingOutlet(SilentOutlet):
     def tokens(self, batch: TokenBatch) -> None:
         self._encoder.encode(batch)
 
-    def reply(self, message: FlushReply) -> None:
+    def reply(self, message: ControlReply) -> None:
         raise AssertionError("nobody asked for a flush")
 
 
@@ -109,6 +110,7 @@ def run_rank(folder: str, rank: int, size: int, rows: int, steps: int) -> dict[s
         consensus=consensus,
         observer=BoardObserver(record, planner, output, ledger),
         grammars=None,
+        control=Control(ledger, planner, outlet, NoMaintenance()),
         eos_token_ids=(),
         overlap=True,
     )

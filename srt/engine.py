@@ -22,7 +22,7 @@ from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, error_of, join
 from srt.frontend.native import GenerateFormat, Native
 from srt.frontend.protocol import GenerateRequest, decode
-from srt.messages import FlushReply, TextDelta
+from srt.messages import ControlReply, TextDelta
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Engine:
             return self._iterate_async(request)
         return await asyncio.wrap_future(self._submit(self._answer(request)))
 
-    def flush_cache(self, timeout_s: float = 0.0) -> FlushReply:
+    def flush_cache(self, timeout_s: float = 0.0) -> ControlReply:
         """Forgets every cached prefix, unless requests run and still do after `timeout_s`."""
         return self._wait(self._services.manager.flush_cache(timeout_s))
 

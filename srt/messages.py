@@ -96,7 +96,38 @@ class GrammarReady(Message, tag=4):
     serial: int
 
 
-InboxItem = NewRequest | AbortRequest | FlushCache | GrammarReady
+class PauseGeneration(Message, tag=5):
+    """No further step is planned until it is told to continue; new requests wait."""
+
+    ticket: int
+    retract: bool = False  # running requests give their memory back, and are computed again later
+
+
+class ContinueGeneration(Message, tag=6):
+    ticket: int
+
+
+class StartProfile(Message, tag=7):
+    """Each rank writes a trace of its next `num_steps` steps to `folder`, or of fewer if it is stopped before."""
+
+    ticket: int
+    folder: str
+    num_steps: int
+
+
+class StopProfile(Message, tag=8):
+    ticket: int
+
+
+class UpdateWeights(Message, tag=9):
+    """Other weights of the same shapes, while generation is paused with all requests retracted."""
+
+    ticket: int
+    folder: str
+
+
+ControlItem = FlushCache | PauseGeneration | ContinueGeneration | StartProfile | StopProfile | UpdateWeights
+InboxItem = NewRequest | AbortRequest | GrammarReady | ControlItem
 
 
 class Inbox(Message):
@@ -182,10 +213,12 @@ class TextBatch(Message, tag=2):
     deltas: tuple[TextDelta, ...]
 
 
-class FlushReply(Message, tag=3):
+class ControlReply(Message, tag=3):
+    """One engine's, to the item with this ticket."""
+
     ticket: int
     ok: bool
     message: str
 
 
-FrontendItem = TextBatch | FlushReply
+FrontendItem = TextBatch | ControlReply

@@ -60,6 +60,10 @@ class ModelRunner:
         self._sampler = Sampler(self._sampling, self._num_tokens, device)
         self._queue: deque[Launched] = deque()
 
+    def take_model(self, model: LlamaForCausalLM) -> None:
+        """Another one of the same shapes, with nothing in flight."""
+        self._model = model
+
     def forward(self, batch: ScheduleBatch) -> Launched:
         launched = Launched(batch)
         self._queue.append(launched)

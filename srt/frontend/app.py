@@ -19,6 +19,7 @@ from srt.board import Board
 from srt.chat_template import ChatTemplate
 from srt.config import ServerConfig
 from srt.frontend.access import Access
+from srt.frontend.administration import Administration
 from srt.frontend.anthropic.messages import Messages
 from srt.frontend.balancer import Balancer
 from srt.frontend.constraints import Constraints
@@ -35,7 +36,7 @@ from srt.frontend.openai.models import Models
 from srt.frontend.openai.responses import Responses
 from srt.frontend.parsing import formats
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
-from srt.frontend.services import Services, too_big
+from srt.frontend.services import Services, Weights, too_big
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
 from srt.limits import Limits
@@ -49,7 +50,12 @@ log = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics")  # without the API key
 ANTHROPIC_PATH = "/v1/messages"
-ADMIN_PATHS = ("/flush_cache", "/abort_request")  # with the administrator's key, if there is one
+ADMIN_PATHS = ("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation", "/start_profile")
+ADMIN_PATHS += (
+    "/stop_profile",
+    "/configure_logging",
+    "/update_weights_from_disk",
+)  # with the administrator's key, if there is one
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -162,6 +168,7 @@ def make_services(
         formats=formats.choose(config, template),
         texts=TokenTexts(tokenizer.token_bytes),
         metrics=metrics,
+        weights=Weights(config.model_path or model_name),
         sampling_defaults=sampling_defaults,
     )
 
@@ -197,7 +204,7 @@ def application(services: Services) -> web.Application:
     app.on_response_prepare.append(mark)
     chat, completions, models = Chat(services), Completions(services), Models(services)
     messages, responses = Messages(services, chat), Responses(services, chat)
-    native, management = Native(services), Management(services)
+    native, management, administration = Native(services), Management(services), Administration(services)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", completions.create),
@@ -223,8 +230,14 @@ def application(services: Services) -> web.Application:
         ("GET", "/get_load", management.get_load),
         ("GET", "/metrics", management.metrics),
         ("GET", "/version", management.version),
-        ("GET POST", "/flush_cache", management.flush_cache),
-        ("POST", "/abort_request", management.abort_request),
+        ("GET POST", "/flush_cache", administration.flush_cache),
+        ("POST", "/abort_request", administration.abort_request),
+        ("POST", "/pause_generation", administration.pause),
+        ("POST", "/continue_generation", administration.resume),
+        ("GET POST", "/start_profile", administration.start_profile),
+        ("GET POST", "/stop_profile", administration.stop_profile),
+        ("POST", "/configure_logging", administration.configure_logging),
+        ("POST", "/update_weights_from_disk", administration.update_weights),
         ("POST", "/tokenize", management.tokenize),
         ("POST", "/v1/tokenize", management.tokenize),
         ("POST", "/detokenize", management.detokenize),

@@ -1,5 +1,5 @@
-"""L1, main process: the routes that ask how the server is, or tell it what to do. None waits for the engine's word, but
-for /flush_cache and /health_generate: the rest is read from the board.
+"""L1, main process: the routes that ask how the server is. None waits for the engine's word, but for /health_generate:
+the rest is read from the board.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from srt.frontend.generation import Collector, Prompt
 from srt.frontend.metrics import Load
 from srt.frontend.openai.messages import chat_for_template
 from srt.frontend.openai.tools import check_tools, for_template
-from srt.frontend.protocol import AbortBody, DetokenizeRequest, NativeSampling, TokenizeRequest
+from srt.frontend.protocol import DetokenizeRequest, NativeSampling, TokenizeRequest
 from srt.frontend.services import Services, json_response, new_id
 from srt.frontend.words import pack_checked
 from srt.messages import pack_ids, unpack_ids
@@ -74,12 +74,12 @@ class Management:
         services = self._services
         return json_response(
             {
-                "model_path": services.config.model_path or services.model_name,
+                "model_path": services.weights.path,
                 "tokenizer_path": services.config.tokenizer_path or services.config.model_path or services.model_name,
                 "served_model_name": services.model_name,
                 "is_generation": True,
                 "preferred_sampling_params": None,
-                "weight_version": "default",
+                "weight_version": services.weights.version,
                 "load_format": services.config.load_format,
                 "reasoning_parser": services.formats.reasoning_parser,
                 "tool_call_parser": services.formats.tool_call_parser,
@@ -200,29 +200,7 @@ class Management:
     async def version(self, request: web.Request) -> web.Response:
         return json_response({"version": srt.__version__})
 
-    # ---- what it shall do ------------------------------------------------------------------------------------------
-
-    async def flush_cache(self, request: web.Request) -> web.Response:
-        raw = request.query.get("timeout", "0")
-        try:
-            timeout = float(raw)
-        except ValueError:
-            timeout = -1.0
-        if not 0.0 <= timeout <= 3600.0:
-            raise RequestError("`timeout` must be a number of seconds between 0 and 3600.", param="timeout")
-        reply = await self._services.manager.flush_cache(timeout)
-        if not reply.ok:
-            raise RequestError(reply.message or "The cache was not flushed.", code="flush_refused")
-        return web.Response(text=f"{reply.message or 'The cache was flushed.'}\n")
-
-    async def abort_request(self, request: web.Request) -> web.Response:
-        """Takes all requests, prompts and choices whose name begins with `rid`; that there are none is no error."""
-        body: AbortBody = await self._services.read(request, AbortBody)
-        if not body.rid and not body.abort_all:
-            raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")
-        message = (body.abort_message or "The request was aborted.")[:500]
-        self._services.manager.abort(None if body.abort_all else body.rid, message)
-        return web.Response()
+    # ---- words and ids ---------------------------------------------------------------------------------------------
 
     async def tokenize(self, request: web.Request) -> web.Response:
         services = self._services

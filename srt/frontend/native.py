@@ -46,7 +46,8 @@ class Native:
         prompts, as_list = await self._prompts(body, owner)
         with_text, with_prompt = bool(body.return_text_in_logprobs), bool(body.return_prompt_token_ids)
         incremental = self._services.config.incremental_streaming_output
-        return prompts, GenerateFormat(self._services.texts, as_list, with_text, with_prompt, incremental)
+        texts, version = self._services.texts, self._services.weights.version
+        return prompts, GenerateFormat(texts, as_list, with_text, with_prompt, incremental, version)
 
     async def _prompts(self, body: GenerateRequest, owner: bytes) -> tuple[list[Prompt], bool]:
         """The prompts, and whether the answer is a list."""
@@ -133,12 +134,21 @@ def _logprob_wish(top: int | None, start: int | None, ids: tuple[int, ...]) -> L
 class GenerateFormat:
     """Writes /generate's bodies and events. What is cumulative is kept as the JSON it will be sent as."""
 
-    def __init__(self, texts: TokenTexts, indexed: bool, with_text: bool, with_prompt: bool, incremental: bool) -> None:
+    def __init__(
+        self,
+        texts: TokenTexts,
+        indexed: bool,
+        with_text: bool,
+        with_prompt: bool,
+        incremental: bool,
+        weight_version: str,
+    ) -> None:
         self._texts = texts
         self._indexed = indexed
         self._with_text = with_text
         self._with_prompt = with_prompt
         self._incremental = incremental
+        self._weight_version = weight_version
         self._so_far: dict[Generation, _SoFar] = {}
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> Any:
@@ -208,15 +218,14 @@ class GenerateFormat:
         ids, start, asked = unpack_ids(generation.prompt.ids), *map(spec.fields.get, PROMPT_FIELDS)
         return self._texts.native_prompt(first.prompt_logprobs or NO_LOGPROBS, ids, start, asked, self._with_text)
 
-    @staticmethod
-    def _constant_meta(generation: Generation) -> dict[str, Any]:
+    def _constant_meta(self, generation: Generation) -> dict[str, Any]:
         """What is known with the first token and stays."""
         return {
             "id": generation.name,
             "prompt_tokens": generation.prompt.num_tokens,
             "cached_tokens": generation.cached_tokens,
             "reasoning_tokens": 0,
-            "weight_version": "default",
+            "weight_version": self._weight_version,
             "dp_rank": generation.assignment.engine,
         }
 

@@ -7,7 +7,7 @@ built (then only a neutral value passes); any other key is refused by name.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -48,6 +48,13 @@ _REFUSALS = {
     "retrieval templates are not available on this server": ("documents"),
     "this form is out of date; use `tools` and `tool_choice`": ("functions function_call"),
     "web search is not available on this server": ("web_search_options"),
+    "profiles begin at once and are written rank by rank": (
+        "start_step profile_by_stage profile_stages merge_profiles with_stack record_shapes"
+    ),
+    "requests are logged as text, and not dumped": (
+        "log_requests_format dump_requests_folder dump_requests_threshold crash_dump_folder"
+    ),
+    "weights are there with the answer, and generation goes on as before": ("is_async keep_pause"),
 }
 NOT_BUILT = {name: sentence for sentence, names in _REFUSALS.items() for name in names.split()}
 
@@ -288,6 +295,51 @@ class AbortBody(msgspec.Struct):
     rid: str | None = None
     abort_all: bool | None = None
     abort_message: str | None = None
+
+
+class PauseBody(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Literal["abort", "retract", "in_place"] | None = None
+
+
+class ProfileBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    output_dir: str | None = None
+    num_steps: int | None = None
+
+    start_step: Any = None
+    profile_by_stage: Any = None
+    profile_stages: Any = None
+    merge_profiles: Any = None
+    with_stack: Any = None
+    record_shapes: Any = None
+
+    activities: msgspec.Raw = NULL
+    profile_id: msgspec.Raw = NULL
+    profile_prefix: msgspec.Raw = NULL
+
+
+class LoggingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    log_requests: bool | None = None
+    log_requests_level: int | None = None
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+
+    log_requests_format: Any = None
+    dump_requests_folder: Any = None
+    dump_requests_threshold: Any = None
+    crash_dump_folder: Any = None
+
+
+class UpdateWeightsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model_path: str
+    load_format: str | None = None
+    weight_version: str | None = None
+    abort_all_requests: bool | None = None
+
+    is_async: Any = None
+    keep_pause: Any = None
+    torch_empty_cache: msgspec.Raw = NULL
+    recapture_cuda_graph: msgspec.Raw = NULL
+    token_step: msgspec.Raw = NULL
+    flush_cache: msgspec.Raw = NULL  # it always is
 
 
 def decode(raw: bytes, kind: Any) -> Any:

@@ -36,6 +36,14 @@ MAX_RID = 256
 BYTES_PER_TOKEN = 64  # of a body, generous: ids and escapes take more than text
 
 
+@dataclass
+class Weights:
+    """Which are served."""
+
+    path: str
+    version: str = "default"
+
+
 @dataclass(frozen=True)
 class Services:
     config: ServerConfig
@@ -50,6 +58,7 @@ class Services:
     formats: Formats
     texts: TokenTexts
     metrics: Metrics
+    weights: Weights
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     created: int = field(default_factory=lambda: int(time.time()))
 

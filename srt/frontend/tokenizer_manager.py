@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,22 +22,31 @@ from srt.frontend.balancer import Balancer
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt, Sink
 from srt.frontend.metrics import Metrics
+from srt.frontend.request_log import RequestLog
 from srt.frontend.sampling import seeds
 from srt.limits import Limits
 from srt.messages import (
     AbortRequest,
+    ContinueGeneration,
+    ControlItem,
+    ControlReply,
     FlushCache,
-    FlushReply,
     FrontendItem,
     NewRequest,
+    PauseGeneration,
+    StartProfile,
+    StopProfile,
     TextBatch,
     TextDelta,
+    UpdateWeights,
 )
 from srt.transport import Endpoints, Sender, pull
 
 log = logging.getLogger(__name__)
 
 BURST = 64  # messages taken from the pipe before the event loop gets its turn
+REPLY_SECONDS = 10.0  # for an engine to answer, beside what it was told to wait
+SLOW_REPLY_SECONDS = 1800.0  # the same where it reads or writes files
 MAX_GENERATIONS = 4096  # of one HTTP request
 
 
@@ -57,6 +66,7 @@ class TokenizerManager:
         self.failure: str | None = None
         self.last_heard = 0.0  # when the detokenizer last sent anything, in monotonic seconds
         self.last_token = 0.0  # when a token last came
+        self.request_log = RequestLog()
         self._max_running = config.max_running_requests  # on each engine
         self._max_queued = config.max_queued_requests
         self._endpoints = endpoints
@@ -66,7 +76,8 @@ class TokenizerManager:
         self._tickets = itertools.count(1)
         self._live: dict[int, Generation] = {}
         self._names: dict[str, list[Generation]] = {}
-        self._flushes: dict[int, asyncio.Future[FlushReply]] = {}
+        self.paused = False
+        self._asked: dict[int, asyncio.Future[ControlReply]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._decoder = msgspec.msgpack.Decoder(FrontendItem)
@@ -97,7 +108,7 @@ class TokenizerManager:
         error = RequestError(f"The engine has failed: {reason}", status=500)
         for generation in list(self._live.values()):
             generation.sink.fail(error)
-        for future in self._flushes.values():
+        for future in self._asked.values():
             if not future.done():
                 future.set_exception(error)
 
@@ -121,25 +132,68 @@ class TokenizerManager:
             if name is None or any(one.startswith(name) for one in generation.names):
                 self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, message))
 
-    async def flush_cache(self, timeout_s: float) -> FlushReply:
+    async def flush_cache(self, timeout_s: float) -> ControlReply:
+        reply = await self._ask_all(lambda ticket: FlushCache(ticket, timeout_s), timeout_s + REPLY_SECONDS)
+        if reply.ok:
+            self._forget_caches()
+        return reply
+
+    async def pause(self, *, abort: bool = False, retract: bool = False) -> ControlReply:
+        """With the reply no step is under way, and with `retract` nobody has memory."""
+        if abort:
+            self.abort(None, "Generation was paused.")
+        reply = await self._ask_all(lambda ticket: PauseGeneration(ticket, retract))
+        self.paused = True
+        return reply
+
+    async def resume(self) -> ControlReply:
+        reply = await self._ask_all(ContinueGeneration)
+        self.paused = False
+        return reply
+
+    async def start_profile(self, folder: str, num_steps: int) -> ControlReply:
+        return await self._ask_all(lambda ticket: StartProfile(ticket, folder, num_steps))
+
+    async def stop_profile(self) -> ControlReply:
+        return await self._ask_all(StopProfile, SLOW_REPLY_SECONDS)
+
+    async def update_weights(self, folder: str) -> ControlReply:
+        """While all is paused; the cache is empty behind it. What runs is computed again with the new weights."""
+        was_paused = self.paused
+        await self.pause(retract=True)
+        try:
+            return await self._ask_all(lambda ticket: UpdateWeights(ticket, folder), SLOW_REPLY_SECONDS)
+        finally:
+            self._forget_caches()
+            if not was_paused:
+                await self.resume()
+
+    def _forget_caches(self) -> None:
+        for engine in range(len(self._leaders)):
+            self._balancer.flushed(engine)
+
+    async def _ask_all(self, item: Callable[[int], ControlItem], timeout_s: float = REPLY_SECONDS) -> ControlReply:
+        """Each engine's leader; the first reply that says no, if there is one. RequestError if one does not answer."""
         if self.failure is not None:
             raise RequestError(f"The engine has failed: {self.failure}", status=503)
-        replies = await asyncio.gather(*(self._flush(engine, timeout_s) for engine in range(len(self._leaders))))
+        asked = [self._ask(leader, item, timeout_s) for leader in self._leaders]
+        replies = await asyncio.gather(*asked)
         return next((reply for reply in replies if not reply.ok), replies[0])
 
-    async def _flush(self, engine: int, timeout_s: float) -> FlushReply:
+    async def _ask(self, leader: Sender, item: Callable[[int], ControlItem], timeout_s: float) -> ControlReply:
         ticket = next(self._tickets)
-        future = self._flushes[ticket] = self._loop.create_future()
+        future = self._asked[ticket] = self._loop.create_future()
         try:
-            self._leaders[engine].send(FlushCache(ticket, timeout_s))
-            reply = await asyncio.wait_for(future, timeout_s + 10.0)
+            leader.send(item(ticket))
+            return await asyncio.wait_for(future, timeout_s)
         except asyncio.TimeoutError:
-            raise RequestError("The engine did not answer in time; it may flush its cache yet.", status=503) from None
+            raise RequestError("The engine did not answer in time; it may do what was asked yet.", status=503) from None
         finally:
-            del self._flushes[ticket]
-        if reply.ok:
-            self._balancer.flushed(engine)
-        return reply
+            del self._asked[ticket]
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
 
     @property
     def is_open(self) -> bool:
@@ -180,6 +234,7 @@ class TokenizerManager:
                 for one in generation.names:
                     self._names.setdefault(one, []).append(generation)
                 self._live[generation.rid] = generation
+                self.request_log.came(generation)
                 params = spec.params(length, seed, choice)
                 self._leaders[assignment.engine].send(
                     NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority, prompt.grammar)
@@ -199,6 +254,7 @@ class TokenizerManager:
             for name in generation.names:
                 self._names.pop(name, None)
             if self._live.pop(generation.rid, None) is not None:
+                self.request_log.ended(generation)
                 self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, "The client has left."))
                 self._balancer.ended(generation.assignment)
                 self.metrics.aborted()
@@ -240,7 +296,7 @@ class TokenizerManager:
                     generation.sink.feed(generation, delta)
                     touched[generation.sink] = None
         else:
-            future = self._flushes.get(message.ticket)
+            future = self._asked.get(message.ticket)
             if future is not None and not future.done():
                 future.set_result(message)
 
@@ -249,6 +305,7 @@ class TokenizerManager:
         if delta.cached_tokens >= 0:
             generation.cached_tokens = delta.cached_tokens
         if tokens:
+            self.request_log.said(generation, delta.ids)
             generation.completion_tokens += tokens
             assignment = generation.assignment
             self._balancer.heard(assignment, delta.ids)
@@ -268,6 +325,7 @@ class TokenizerManager:
             generation.finish = delta.finish
             generation.finished = now
             del self._live[generation.rid]
+            self.request_log.ended(generation)
             self._balancer.ended(generation.assignment)
             if delta.finish.reason == "abort":
                 self.metrics.aborted()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from radix import Ledger
 from srt.messages import Message
 from srt.scheduler.consensus import BoardConsensus
-from srt.scheduler.interfaces import Executor, Grammars, Intake, Outlet, PageLog, Record
+from srt.scheduler.control import Control, NoMaintenance
+from srt.scheduler.interfaces import Executor, Grammars, Intake, Maintenance, Outlet, PageLog, Record
 from srt.scheduler.observer import BoardObserver
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
@@ -39,6 +40,7 @@ def assemble(
     record: Record,
     grammars: Grammars | None = None,
     page_log: PageLog | None = None,
+    maintenance: Maintenance | None = None,
 ) -> Scheduler:
     """Without `grammars` no request may bring one."""
     ledger = Ledger(
@@ -64,6 +66,7 @@ def assemble(
         consensus=BoardConsensus(record, planner, output, ledger),
         observer=observer,
         grammars=grammars,
+        control=Control(ledger, planner, outlet, maintenance or NoMaintenance()),
         eos_token_ids=settings.eos_token_ids,
         overlap=settings.overlap,
     )

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from radix import PageObserver
 from srt.board import Decision
-from srt.messages import FlushReply, Grammar, Inbox, TokenBatch
+from srt.messages import ControlReply, Grammar, Inbox, TokenBatch
 from srt.scheduler.planner import Plan
 from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import Accepted, ScheduleBatch, StepResult, TokenMasks
@@ -50,7 +50,7 @@ class Outlet(Protocol):
     def tokens(self, batch: TokenBatch) -> None:
         """What a step gave; a batch without deltas need not be sent."""
 
-    def reply(self, message: FlushReply) -> None: ...
+    def reply(self, message: ControlReply) -> None: ...
 
     def release(self, step: int) -> None:
         """This rank's decision of `step` is on the board: what earlier steps gave may leave once all ranks agree."""
@@ -73,6 +73,23 @@ class Grammars(Protocol):
 
     def drop(self, rid: int) -> None:
         """The request is gone. Unknown rids are ignored."""
+
+
+class Maintenance(Protocol):
+    """What is done to the executor beside serving. A fault is a sentence for the administrator, empty if there is none.
+
+    All ranks are asked the same at the same step, with nothing in flight.
+    """
+
+    def step(self) -> None:
+        """A step is over."""
+
+    def start_profile(self, folder: str, num_steps: int) -> str: ...
+
+    def stop_profile(self) -> str: ...
+
+    def update_weights(self, folder: str) -> str:
+        """On all ranks, or on none."""
 
 
 class Record(Protocol):

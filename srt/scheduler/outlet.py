@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from srt.board import Board, decision_in
-from srt.messages import FlushReply, TokenBatch
+from srt.messages import ControlReply, TokenBatch
 from srt.scheduler.interfaces import Outlet
 from srt.transport import Sender
 
@@ -30,7 +30,7 @@ class ZmqOutlet:
         if batch.deltas:
             self._detokenizer.send(batch)
 
-    def reply(self, message: FlushReply) -> None:
+    def reply(self, message: ControlReply) -> None:
         self._frontend.send(message)
 
     def release(self, step: int) -> None:
@@ -46,7 +46,7 @@ class AgreedOutlet:
     def __init__(self, inner: Outlet, board: Board) -> None:
         self._inner = inner
         self._board = board
-        self._held: list[TokenBatch | FlushReply] = []
+        self._held: list[TokenBatch | ControlReply] = []
 
     @property
     def holds(self) -> bool:
@@ -56,7 +56,7 @@ class AgreedOutlet:
         if batch.deltas:
             self._held.append(batch)
 
-    def reply(self, message: FlushReply) -> None:
+    def reply(self, message: ControlReply) -> None:
         self._held.append(message)
 
     def release(self, step: int) -> None:
@@ -91,7 +91,7 @@ class SilentOutlet:
     def tokens(self, batch: TokenBatch) -> None:
         pass
 
-    def reply(self, message: FlushReply) -> None:
+    def reply(self, message: ControlReply) -> None:
         pass
 
     def release(self, step: int) -> None:

@@ -148,6 +148,12 @@ class Planner:
         self.waiting.add(victim)
         self.retractions += 1
 
+    def retract_all(self) -> None:
+        """All give their memory back and wait again."""
+        assert not self._in_flight()
+        for request in list(self.running):
+            self._retract(request)
+
     def _admit(self) -> Iterator[Request]:
         """Moves waiting requests to the running ones, one each time it is asked, if all its slots can be had now."""
         growth = self._growth() if self.waiting and len(self.running) < self._max_running else 0

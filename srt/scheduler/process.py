@@ -26,7 +26,7 @@ from srt.process import ChildSpec, Ready, end_at_once_when_stopped
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedGrammars, LoggedIntake, LoggedRecord
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
-from srt.scheduler.interfaces import Executor, Intake, Outlet
+from srt.scheduler.interfaces import Executor, Intake, Maintenance, Outlet
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet, ZmqOutlet
 from srt.scheduler.readiness import GrammarReadiness
 from srt.token_bytes import TokenBytes
@@ -44,6 +44,7 @@ class Device:
     executor: Executor
     pool_tokens: int  # a multiple of the page size
     memory: dict[str, Any]  # for the start-up report and /server_info; JSON types
+    maintenance: Maintenance | None = None
 
 
 MakeDevice = Callable[[ChildSpec, TokenBytes, "Ranks | None"], Device]
@@ -168,6 +169,7 @@ def _run(
         record=shown,
         grammars=followed,
         page_log=page_log,
+        maintenance=device.maintenance,
     )
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need look at it again
@@ -208,9 +210,11 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         resolve_dtype,
         resolve_kv_dtype,
     )
+    from srt.executor.maintenance import ModelMaintenance, Weights
     from srt.executor.memory_plan import gib, plan_memory
     from srt.executor.weights import iterate_weights
     from srt.model_files import ModelFiles
+    from srt.models.llama import LlamaForCausalLM
     from srt.models.loader import load_model
     from srt.parallel import ParallelContext, check_balance
 
@@ -229,7 +233,11 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
     weights = iterate_weights(
         files, dtype, seed=config.random_seed or 0, progress=spec.rank == spec.endpoints.dp_rank == 0, device=device
     )
-    model = load_model(model_config, weights, dtype, device, context_length=config.context_length, parallel=parallel)
+
+    def make_model(weights: Weights) -> LlamaForCausalLM:
+        return load_model(model_config, weights, dtype, device, context_length=config.context_length, parallel=parallel)
+
+    model = make_model(weights)
     plan = plan_memory(
         free_before=free_before,
         free_after=free_before - (held_memory(device) - held_before),
@@ -251,4 +259,7 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         "kv_bytes": plan.pool_bytes,
         "pool_tokens": plan.pool_tokens,
     }
-    return Device(executor, plan.pool_tokens, memory)
+    name = spec.title if config.dp_size > 1 else f"rank {spec.rank}"
+    swap = executor.take_model if device.type == "cpu" else (lambda same: None)
+    maintenance = ModelMaintenance(model, files, dtype, device, ranks, name, make_model, swap)
+    return Device(executor, plan.pool_tokens, memory, maintenance)

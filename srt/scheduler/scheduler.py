@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from radix import Ledger
-from srt.messages import AbortRequest, FlushCache, FlushReply, GrammarReady, Inbox, InboxItem, NewRequest
+from srt.messages import AbortRequest, GrammarReady, Inbox, InboxItem, NewRequest
+from srt.scheduler.control import Control
 from srt.scheduler.interfaces import Consensus, Executor, Grammars, Intake, Observer, Outlet
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Plan, Planner
@@ -22,11 +23,6 @@ from srt.scheduler.schedule_batch import Accepted, StepResult, TokenMasks
 class Launched(NamedTuple):
     plan: Plan
     handle: Any  # the executor's
-
-
-class Flush(NamedTuple):
-    ticket: int
-    deadline: float  # on the inboxes' clock
 
 
 class Scheduler:
@@ -42,6 +38,7 @@ class Scheduler:
         consensus: Consensus,
         observer: Observer,
         grammars: Grammars | None,
+        control: Control,
         eos_token_ids: tuple[int, ...],
         overlap: bool,
     ) -> None:
@@ -55,22 +52,22 @@ class Scheduler:
         self._consensus = consensus
         self._observer = observer
         self._grammars = grammars
+        self._control = control
         self._eos_token_ids = eos_token_ids
         self._overlap = overlap
         self._decoder = msgspec.msgpack.Decoder(InboxItem)
         self._requests: dict[int, Request] = {}  # by rid: all that are not released
         self._unready: dict[int, Request] = {}  # of these, whose grammar is not there yet
-        self._flushes: list[Flush] = []
         self._serial = 0
 
     def run(self) -> None:
         prev: Launched | None = None  # launched, its tokens not yet in the ledger
         while not self.stopped:
-            idle = prev is None and len(self._requests) == len(self._unready)
+            idle = prev is None and self._has_nothing_to_plan()
             inbox = self._intake.next(wait=idle and not self._outlet.holds)
             self._admit(inbox)
-            plan = self._planner.next_batch()
-            assert plan or prev or len(self._requests) == len(self._unready), "requests are there, and none can move"
+            plan = None if self._control.paused else self._planner.next_batch()
+            assert plan or prev or self._has_nothing_to_plan(), "requests are there, and none can move"
             self._consensus.step(inbox, plan)
             # The device is busy from here on.
             cur = Launched(plan, self._executor.forward(plan.batch)) if plan else None
@@ -83,10 +80,13 @@ class Scheduler:
             if prev and not self._overlap:
                 self._commit(prev)
                 prev = None
-            self._flush(inbox.now)
+            self._control.step(inbox.now, len(self._requests), in_flight=prev is not None)
             # Before the tokens leave: who has an answer finds its request counted.
             self._observer.step(self._unready.values())
             self._outlet.tokens(self._output.take(inbox.number))
+
+    def _has_nothing_to_plan(self) -> bool:
+        return self._control.paused or len(self._requests) == len(self._unready)
 
     # ---- admit ------------------------------------------------------------------------------------------------------
 
@@ -111,8 +111,8 @@ class Scheduler:
                             self._planner.waiting.add(self._unready.pop(rid))
                 case AbortRequest(rid=rid, message=reason):
                     self._abort(rid, reason)
-                case FlushCache(ticket=ticket, timeout_s=timeout_s):
-                    self._flushes.append(Flush(ticket, inbox.now + timeout_s))
+                case control:
+                    self._control.take(control, inbox.now)
 
     def _abort(self, rid: int, reason: str, status: int = 0) -> None:
         request = self._requests.get(rid)
@@ -126,22 +126,6 @@ class Scheduler:
             self._forget(request)
         elif request.in_flight == 0:
             self._release(request)
-
-    def _flush(self, now: float) -> None:
-        """Answers the flushes that can be: with yes once nothing is left, with no once their time is up."""
-        if not self._flushes:
-            return
-        if not self._requests:
-            self._ledger.flush()
-            for flush in self._flushes:
-                self._outlet.reply(FlushReply(flush.ticket, True, "Cache flushed."))
-            self._flushes.clear()
-        else:
-            overdue = [flush for flush in self._flushes if flush.deadline <= now]
-            self._flushes = [flush for flush in self._flushes if flush.deadline > now]
-            for flush in overdue:
-                reason = f"Cache not flushed: {len(self._requests)} requests are waiting or running."
-                self._outlet.reply(FlushReply(flush.ticket, False, reason))
 
     # ---- commit -----------------------------------------------------------------------------------------------------
 

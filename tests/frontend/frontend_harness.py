@@ -29,9 +29,9 @@ from srt.frontend.app import Frontend, make_services
 from srt.limits import Limits
 from srt.messages import (
     AbortRequest,
+    ControlReply,
     Finish,
     FlushCache,
-    FlushReply,
     InboxItem,
     NewRequest,
     Opening,
@@ -106,6 +106,7 @@ class EchoEngine(threading.Thread):
         self.fail_after, self.hold_at = 0, math.inf
         self.tokens_per_step, self.silent, self.says = 1, False, None
         self.received, self.aborted, self.live = [], [], {}
+        self.asked, self.fault = [], ""
         self._ends = endpoints
         self._table = tokenizer.token_bytes
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
@@ -117,6 +118,8 @@ class EchoEngine(threading.Thread):
         self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
         self.fail_after, self.hold_at, self.tokens_per_step, self.silent = 0, math.inf, 1, False
         self.says = None
+        self.fault = ""
+        self.asked.clear()
         self.received.clear()
         self.aborted.clear()
 
@@ -169,7 +172,10 @@ class EchoEngine(threading.Thread):
                 delta = self._delta(live, [], Finish("abort", message=item.message))
                 out.send(self._detokenizer.decode(TokenBatch(0, (delta,))))
         elif isinstance(item, FlushCache):
-            out.send(FlushReply(item.ticket, self.flush_ok, "" if self.flush_ok else "requests are running"))
+            out.send(ControlReply(item.ticket, self.flush_ok, "" if self.flush_ok else "requests are running"))
+        else:
+            self.asked.append(item)
+            out.send(ControlReply(item.ticket, not self.fault, self.fault))
 
     def _advance(self, live):
         sampling, new, finish = live.request.sampling, [], None

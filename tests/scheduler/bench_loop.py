@@ -20,7 +20,9 @@ from radix import Ledger
 from srt.board import Board, RankRecord
 from srt.messages import Inbox, NewRequest, SamplingParams, TokenBatch, pack_ids
 from srt.scheduler.consensus import BoardConsensus
+from srt.scheduler.control import Control, NoMaintenance
 from srt.scheduler.observer import BoardObserver
+from srt.scheduler.outlet import SilentOutlet
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
 from srt.scheduler.policy import make_queue
@@ -117,6 +119,7 @@ def measure(rows: int, page_size: int, stop: tuple[bytes, ...], waiting: int, pa
             consensus=part(BoardConsensus(record, planner, output, ledger), "consensus"),
             observer=part(BoardObserver(record, planner, output, ledger), "observer"),
             grammars=None,
+            control=Control(ledger, planner, SilentOutlet(), NoMaintenance()),
             eos_token_ids=(2,),
             overlap=True,
         )

@@ -9,7 +9,7 @@ import pytest
 import zmq
 from shared.simulation import Setting, Simulation, reference, request
 
-from srt.messages import AbortRequest, Finish, FlushCache, FlushReply
+from srt.messages import AbortRequest, ControlReply, Finish, FlushCache
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.observer import BoardObserver
 from srt.transport import Sender
@@ -197,7 +197,7 @@ def test_flush_just_after_the_answer_is_served(overlap, timeout_s):
     simulation = Simulation(Setting(overlap=overlap, eos_one_in=1), {1: [request(1, [5, 6], 20)]})
     simulation.outlet.on_delta = lambda delta: simulation.intake.later.append(FlushCache(7, timeout_s))
     simulation.run().check()
-    assert simulation.outlet.replies == [FlushReply(7, True, "Cache flushed.")]
+    assert simulation.outlet.replies == [ControlReply(7, True, "Cache flushed.")]
     assert simulation.ledger.cached_tokens == 0
 
 

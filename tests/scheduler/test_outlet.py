@@ -9,7 +9,7 @@ import pytest
 from shared.fakes import RecordingOutlet
 
 from srt.board import Board, Decision, RankRecord
-from srt.messages import FlushReply, Opening, TokenBatch, TokenDelta, pack_ids
+from srt.messages import ControlReply, Opening, TokenBatch, TokenDelta, pack_ids
 from srt.scheduler.outlet import AgreedOutlet, Disagreement
 
 
@@ -40,7 +40,7 @@ def test_what_a_step_gave_waits_for_the_next_decision_of_all(board, records):
         record.step(decision(1))
     outlet.release(1)
     outlet.tokens(batch(1))
-    outlet.reply(FlushReply(7, True, ""))
+    outlet.reply(ControlReply(7, True, ""))
     assert outlet.holds
     assert not inner.outputs
     for record in records[:2]:

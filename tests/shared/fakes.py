@@ -18,7 +18,7 @@ import numpy as np
 
 from radix import Ledger
 from srt.messages import (
-    FlushReply,
+    ControlReply,
     Grammar,
     GrammarReady,
     Inbox,
@@ -359,7 +359,7 @@ class RecordingOutlet:
         self.openings: dict[int, Any] = {}
         self.finishes: dict[int, Any] = {}
         self.deltas: dict[int, list[TokenDelta]] = {}
-        self.replies: list[FlushReply] = []
+        self.replies: list[ControlReply] = []
         self.on_delta: Callable[[TokenDelta], None] = lambda delta: None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(TokenBatch)
@@ -377,7 +377,7 @@ class RecordingOutlet:
             self.outputs.setdefault(rid, []).extend(unpack_ids(delta.ids))
             self.on_delta(delta)
 
-    def reply(self, message: FlushReply) -> None:
+    def reply(self, message: ControlReply) -> None:
         self.replies.append(message)
 
     def release(self, step: int) -> None:

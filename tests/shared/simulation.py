@@ -27,6 +27,7 @@ from srt.config import SCHEDULE_POLICIES
 from srt.limits import Limits
 from srt.messages import AbortRequest, FlushCache, Grammar, NewRequest, SamplingParams, pack_ids, unpack_ids
 from srt.scheduler.assembly import Settings
+from srt.scheduler.control import Control, NoMaintenance
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
 from srt.scheduler.policy import make_queue
@@ -185,6 +186,7 @@ class Simulation:
             consensus=self.consensus,
             observer=self.observer,
             grammars=self.grammars,
+            control=Control(self.ledger, self.planner, self.outlet, NoMaintenance()),
             eos_token_ids=EOS,
             overlap=s.overlap,
         )
@@ -255,7 +257,7 @@ class Simulation:
         assert ledger.free_rows == self.setting.max_running
         assert len(self.planner.waiting) == len(self.planner.running) == self.planner.waiting.num_tokens == 0
         assert not self.scheduler._requests
-        assert not self.scheduler._flushes
+        assert not self.scheduler._control.waits
         assert not self.grammars.states
         finishes = [finish.reason for finish in self.outlet.finishes.values()]
         assert self.output.aborted == finishes.count("abort")

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from srt import messages
 from srt.messages import (
     AbortRequest,
+    ContinueGeneration,
+    ControlReply,
     Finish,
     FlushCache,
-    FlushReply,
     FrontendItem,
     Grammar,
     GrammarReady,
@@ -22,12 +23,16 @@ from srt.messages import (
     Message,
     NewRequest,
     Opening,
+    PauseGeneration,
     SamplingParams,
+    StartProfile,
+    StopProfile,
     TextBatch,
     TextDelta,
     TokenBatch,
     TokenDelta,
     TokenLogprobs,
+    UpdateWeights,
     pack_ids,
     unpack_ids,
 )
@@ -57,6 +62,11 @@ BY_ARROW = {
         AbortRequest(7),
         AbortRequest(8, "timed out"),
         FlushCache(3, 1.5),
+        PauseGeneration(4, True),
+        ContinueGeneration(5),
+        StartProfile(6, "/é", 7),
+        StopProfile(8),
+        UpdateWeights(9, "/é"),
     ],
     Inbox: [Inbox(1, 0.5, ()), Inbox(2**40, 1e9, (b"\x00", b""))],
     TokenBatch: [
@@ -72,7 +82,7 @@ BY_ARROW = {
     FrontendItem: [
         TextBatch(3, (TextDelta(1, "日本\x00🙂", pack_ids([5]), 9, None, LOGPROBS), TextDelta(2, "", b""))),
         *(TextBatch(4, (TextDelta(1, "", b"", -1, finish),)) for finish in FINISHES),
-        FlushReply(3, False, "2 requests are running"),
+        ControlReply(3, False, "2 requests are running"),
     ],
 }
 

@@ -10,7 +10,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from srt.messages import AbortRequest, FlushReply, InboxItem
+from srt.messages import AbortRequest, ControlReply, InboxItem
 from srt.transport import Endpoints, Sender, pull, push
 
 
@@ -64,12 +64,12 @@ def test_an_asyncio_loop_can_receive(context, endpoints):
         with zmq.asyncio.Context() as aio:
             socket = pull(endpoints.frontend, aio)
             sender = Sender(endpoints.frontend, context)
-            sender.send(FlushReply(1, True, ""))
+            sender.send(ControlReply(1, True, ""))
             raw = await asyncio.wait_for(socket.recv(), 60)
             socket.close()
-            return msgspec.msgpack.decode(raw, type=FlushReply)
+            return msgspec.msgpack.decode(raw, type=ControlReply)
 
-    assert asyncio.run(one()) == FlushReply(1, True, "")
+    assert asyncio.run(one()) == ControlReply(1, True, "")
 
 
 def test_ending_does_not_wait_for_what_nobody_receives(endpoints):

@@ -1,0 +1,113 @@
+"""L4, each rank: what is done to the executor beside serving: traces of its work, and other weights for its model."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from srt.executor.weights import iterate_weights
+from srt.model_files import ModelFiles
+from srt.models.llama import LlamaForCausalLM
+from srt.models.loader import fill
+from srt.parallel import Ranks
+
+log = logging.getLogger(__name__)
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+class ModelMaintenance:
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        files: ModelFiles,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks | None,
+        name: str,
+        make_model: Callable[[Weights], LlamaForCausalLM],
+        swap: Callable[[LlamaForCausalLM], None],
+    ) -> None:
+        """`name` is this rank's. A GPU's model is filled where it is, a CPU's made anew and given to `swap`."""
+        self._model = model
+        self._files = files
+        self._dtype = dtype
+        self._device = device
+        self._ranks = ranks
+        self._name = name
+        self._make_model = make_model
+        self._swap = swap
+        self._profile: torch.profiler.profile | None = None
+        self._trace = Path()
+        self._steps_left = 0
+
+    # ---- profiles --------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        if self._profile is not None:
+            self._steps_left -= 1
+            if self._steps_left == 0:
+                self.stop_profile()
+
+    def start_profile(self, folder: str, num_steps: int) -> str:
+        if self._profile is not None:
+            return "A profile is being made already."
+        self._trace = Path(folder) / f"{self._name.replace(' ', '-')}.trace.json.gz"
+        self._steps_left = num_steps
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=activities)
+        self._profile.start()
+        return ""
+
+    def stop_profile(self) -> str:
+        if self._profile is None:
+            return "No profile is being made."
+        profile, self._profile = self._profile, None
+        profile.stop()
+        try:
+            self._trace.parent.mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(self._trace))
+        except (OSError, RuntimeError) as error:
+            log.error("the profile could not be written to %s: %s", self._trace, error)
+            return f"The profile could not be written: {error}"
+        log.info("profile written to %s", self._trace)
+        return ""
+
+    # ---- weights ---------------------------------------------------------------------------------------------------
+
+    def update_weights(self, folder: str) -> str:
+        """`folder` has safetensors of the model's shapes. If any rank cannot read its own, all have the old ones."""
+        files = dataclasses.replace(self._files, folder=Path(folder), weights="safetensors", gguf_path=None)
+        model, fault = self._model, ""
+        try:
+            model = self._loaded(files)
+        except Exception as error:  # of a file or of memory, by any library: the others must hear of it
+            fault = f"{self._name}: {error}"
+        if self._ranks is not None:
+            faults = [said["fault"] for said in self._ranks.gather({"fault": fault[:1000]})]
+            fault = next(filter(None, faults), "")
+        if fault:
+            if self._device.type == "cuda":
+                self._loaded(self._files)
+            log.error("the weights of %s were not taken: %s", folder, fault)
+            return f"The weights were not taken: {fault}"
+        self._files, self._model = files, model
+        self._swap(model)
+        log.info("the weights are those of %s", folder)
+        return ""
+
+    def _loaded(self, files: ModelFiles) -> LlamaForCausalLM:
+        """With the files' weights. Captured graphs know where a GPU's weights lie, and there is no room for others."""
+        weights = iterate_weights(files, self._dtype, device=self._device)
+        if self._device.type != "cuda":
+            return self._make_model(weights)
+        with torch.inference_mode():
+            fill(self._model, files.model_config, weights)
+        torch.cuda.synchronize(self._device)
+        return self._model

@@ -1,0 +1,157 @@
+"""L1, main process: the routes that tell the server what to do. They wait until the engines have done it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from srt.frontend.errors import RequestError, unsupported
+from srt.frontend.protocol import (
+    AbortBody,
+    LoggingBody,
+    PauseBody,
+    ProfileBody,
+    UpdateWeightsBody,
+    check_supported,
+)
+from srt.frontend.request_log import MOST_LEVEL
+from srt.frontend.services import Services, json_response
+from srt.messages import ControlReply
+from srt.model_config import ModelError
+from srt.model_files import locate
+
+DEFAULT_PROFILE_STEPS = 50
+MAX_PROFILE_STEPS = 1000
+"""A trace has some thousand events a step."""
+
+log = logging.getLogger(__name__)
+
+
+class Administration:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._manager = services.manager
+        self._updating = asyncio.Lock()
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        raw = request.query.get("timeout", "0")
+        try:
+            timeout = float(raw)
+        except ValueError:
+            timeout = -1.0
+        if not 0.0 <= timeout <= 3600.0:
+            raise RequestError("`timeout` must be a number of seconds between 0 and 3600.", param="timeout")
+        reply = await self._manager.flush_cache(timeout)
+        if not reply.ok:
+            raise RequestError(reply.message or "The cache was not flushed.", code="flush_refused")
+        return web.Response(text=f"{reply.message or 'The cache was flushed.'}\n")
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        """Takes all requests, prompts and choices whose name begins with `rid`; that there are none is no error."""
+        body: AbortBody = await self._services.read(request, AbortBody)
+        if not body.rid and not body.abort_all:
+            raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")
+        message = (body.abort_message or "The request was aborted.")[:500]
+        self._manager.abort(None if body.abort_all else body.rid, message)
+        return web.Response()
+
+    async def pause(self, request: web.Request) -> web.Response:
+        body: PauseBody = await self._body(request, PauseBody)
+        mode = body.mode or "abort"
+        _check(await self._manager.pause(abort=mode == "abort", retract=mode == "retract"))
+        return json_response({"status": "ok", "message": f"Generation is paused ({mode})."})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        _check(await self._manager.resume())
+        return json_response({"status": "ok", "message": "Generation goes on."})
+
+    async def start_profile(self, request: web.Request) -> web.Response:
+        body: ProfileBody = await self._body(request, ProfileBody)
+        check_supported(body)
+        steps = DEFAULT_PROFILE_STEPS if body.num_steps is None else body.num_steps
+        if not 1 <= steps <= MAX_PROFILE_STEPS:
+            raise RequestError(f"`num_steps` must be between 1 and {MAX_PROFILE_STEPS}.", param="num_steps")
+        if body.output_dir is None:
+            folder = Path(tempfile.mkdtemp(prefix="lockstep-profile-"))
+        else:
+            folder = Path(body.output_dir)
+            if not folder.is_absolute():
+                raise RequestError("`output_dir` must be an absolute path on the server.", param="output_dir")
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RequestError(f"`output_dir` cannot be made: {error.strerror}.", param="output_dir") from None
+        _check(await self._manager.start_profile(str(folder), steps))
+        return web.Response(text=f"Each rank's trace of {steps} steps will be in {folder}\n")
+
+    async def stop_profile(self, request: web.Request) -> web.Response:
+        _check(await self._manager.stop_profile())
+        return web.Response(text="The profile is written.\n")
+
+    async def configure_logging(self, request: web.Request) -> web.Response:
+        body: LoggingBody = await self._body(request, LoggingBody)
+        check_supported(body)
+        level, requests = body.log_requests_level, self._manager.request_log
+        if level is not None:
+            if not 0 <= level <= MOST_LEVEL:
+                raise RequestError(
+                    f"`log_requests_level` must be between 0 and {MOST_LEVEL}.", param="log_requests_level"
+                )
+            requests.level = level
+        if body.log_requests is not None:
+            requests.enabled = body.log_requests
+        if body.log_level is not None:
+            logging.getLogger().setLevel(body.log_level.upper())
+        return web.Response()
+
+    async def update_weights(self, request: web.Request) -> web.Response:
+        """Other weights of the same shapes. What cannot be taken leaves the old ones, and everything as it was."""
+        body: UpdateWeightsBody = await self._body(request, UpdateWeightsBody)
+        check_supported(body)
+        if body.load_format not in (None, "auto", "safetensors"):
+            raise unsupported("load_format", "weights are taken from safetensors files")
+        async with self._updating:
+            folder = await asyncio.to_thread(self._compatible_folder, body.model_path)
+            if body.abort_all_requests:
+                self._manager.abort(None, "The weights were replaced.")
+            running = self._manager.num_live
+            reply = await self._manager.update_weights(str(folder))
+            if reply.ok:
+                self._services.weights.version = body.weight_version or self._services.weights.version
+                self._services.weights.path = body.model_path
+        answer = {"success": reply.ok, "message": reply.message, "num_paused_requests": running}
+        response = json_response(answer)
+        response.set_status(200 if reply.ok else 400)
+        return response
+
+    def _compatible_folder(self, model_path: str) -> Path:
+        """Where the weights are. RequestError if they are not a model's of the served shapes, whole and all there."""
+        served = self._services.model
+        try:
+            files = locate(model_path, "auto", self._services.config.tokenizer_path, log=log.info)
+        except ModelError as error:
+            raise RequestError(f"`model_path`: {error}", param="model_path") from None
+        if files.weights != "safetensors":
+            raise unsupported("model_path", "weights are taken from safetensors files")
+        same = {"eos_token_ids": served.eos_token_ids, "bos_token_id": served.bos_token_id, "dtype": served.dtype}
+        if replace(files.model_config, **same) != served:
+            raise RequestError(
+                "`model_path`: this is a model of another architecture or other sizes; start a server for it.",
+                param="model_path",
+            )
+        return files.folder
+
+    async def _body(self, request: web.Request, kind: type) -> Any:
+        """Clients send none where all is as it should be."""
+        return await self._services.read(request, kind) if request.can_read_body else kind()
+
+
+def _check(reply: ControlReply) -> None:
+    if not reply.ok:
+        raise RequestError(reply.message)

@@ -1,0 +1,52 @@
+"""L1, main process: a line in the log for each request that comes and that ends, if an administrator wants them."""
+
+from __future__ import annotations
+
+import logging
+
+from srt.frontend.generation import Generation
+from srt.messages import Ids, unpack_ids
+
+MOST_LEVEL = 3
+SHORT = 64  # ids that level 2 shows
+
+log = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """Level 0 has names and numbers, 1 the sampling parameters too, 2 the first token ids, 3 all of them."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self.level = 2
+        self._outputs: dict[int, bytearray] = {}
+
+    def came(self, generation: Generation) -> None:
+        if not self.enabled:
+            return
+        prompt = generation.prompt
+        line = f"request {generation.name} came: {prompt.num_tokens} tokens in its prompt"
+        if self.level >= 1:
+            line += f", {prompt.spec.max_new_tokens or 'any number of'} to generate, {prompt.spec.fields}"
+        if self.level >= 2:
+            line += f", {self._shown(prompt.ids)}"
+            self._outputs[generation.rid] = bytearray()
+        log.info("%s", line)
+
+    def said(self, generation: Generation, ids: Ids) -> None:
+        if self._outputs and (output := self._outputs.get(generation.rid)) is not None:
+            output += ids
+
+    def ended(self, generation: Generation) -> None:
+        output = self._outputs.pop(generation.rid, None)
+        if not self.enabled:
+            return
+        reason = "its client has left" if generation.finish is None else generation.finish.reason
+        line = f"request {generation.name} ended: {reason}, {generation.completion_tokens} tokens generated"
+        if output is not None:
+            line += f", {self._shown(bytes(output))}"
+        log.info("%s", line)
+
+    def _shown(self, ids: Ids) -> str:
+        values = unpack_ids(ids if self.level >= MOST_LEVEL else ids[: 4 * SHORT]).tolist()
+        return f"ids {values}{'' if len(ids) == 4 * len(values) else ' and more'}"
