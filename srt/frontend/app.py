@@ -19,22 +19,16 @@ from srt.board import Board
 from srt.chat_template import ChatTemplate
 from srt.config import ServerConfig
 from srt.frontend.access import Access
-from srt.frontend.administration import Administration
-from srt.frontend.anthropic.messages import Messages
 from srt.frontend.balancer import Balancer
 from srt.frontend.constraints import Constraints
 from srt.frontend.errors import RequestError
 from srt.frontend.grammar_check import GrammarCheck
 from srt.frontend.http_server import HttpServer
 from srt.frontend.logprobs import TokenTexts
-from srt.frontend.management import Management
 from srt.frontend.metrics import Metrics
-from srt.frontend.native import Native
-from srt.frontend.openai.chat import Chat
-from srt.frontend.openai.completions import Completions
-from srt.frontend.openai.models import Models
-from srt.frontend.openai.responses import Responses
+from srt.frontend.openapi import Description
 from srt.frontend.parsing import formats
+from srt.frontend.routes import Handler, routes
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from srt.frontend.services import Services, Weights, too_big
 from srt.frontend.tokenizer_manager import TokenizerManager
@@ -48,16 +42,7 @@ from srt.transport import Endpoints
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics")  # without the API key
 ANTHROPIC_PATH = "/v1/messages"
-ADMIN_PATHS = ("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation", "/start_profile")
-ADMIN_PATHS += (
-    "/stop_profile",
-    "/configure_logging",
-    "/update_weights_from_disk",
-)  # with the administrator's key, if there is one
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -194,7 +179,10 @@ def _sampling_defaults(config: ServerConfig, files: ModelFiles) -> SamplingDefau
 
 
 def application(services: Services) -> web.Application:
-    access = Access(services.config, OPEN_PATHS, ADMIN_PATHS)
+    table = Description(routes(services)).routes
+    access = Access(
+        services.config, [route.path for route in table if route.open], [route.path for route in table if route.admin]
+    )
     app = web.Application(middlewares=[_door(services, access)], client_max_size=services.max_body)
 
     async def mark(request: web.Request, response: web.StreamResponse) -> None:
@@ -202,50 +190,9 @@ def application(services: Services) -> web.Application:
         access.mark(request, response)
 
     app.on_response_prepare.append(mark)
-    chat, completions, models = Chat(services), Completions(services), Models(services)
-    messages, responses = Messages(services, chat), Responses(services, chat)
-    native, management, administration = Native(services), Management(services), Administration(services)
-    routes: list[tuple[str, str, Handler]] = [
-        ("POST", "/v1/chat/completions", chat.create),
-        ("POST", "/v1/completions", completions.create),
-        ("POST", "/v1/responses", responses.create),
-        ("GET", "/v1/responses/{id}", responses.get),
-        ("DELETE", "/v1/responses/{id}", responses.delete),
-        ("POST", "/v1/responses/{id}/cancel", responses.cancel),
-        ("POST", "/v1/embeddings", models.embeddings),
-        ("POST", "/v1/messages", messages.create),
-        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
-        ("GET", "/v1/models", models.list),
-        ("GET", "/v1/models/{id:.+}", models.get),
-        ("POST PUT", "/generate", native.generate),
-        ("GET", "/", management.root),
-        ("GET HEAD", "/health", management.health),
-        ("GET", "/health_generate", management.health_generate),
-        ("GET HEAD", "/ready", management.ready),
-        ("GET", "/model_info", management.model_info),
-        ("GET", "/get_model_info", management.model_info),
-        ("GET", "/server_info", management.server_info),
-        ("GET", "/get_server_info", management.server_info),
-        ("GET", "/v1/loads", management.loads),
-        ("GET", "/get_load", management.get_load),
-        ("GET", "/metrics", management.metrics),
-        ("GET", "/version", management.version),
-        ("GET POST", "/flush_cache", administration.flush_cache),
-        ("POST", "/abort_request", administration.abort_request),
-        ("POST", "/pause_generation", administration.pause),
-        ("POST", "/continue_generation", administration.resume),
-        ("GET POST", "/start_profile", administration.start_profile),
-        ("GET POST", "/stop_profile", administration.stop_profile),
-        ("POST", "/configure_logging", administration.configure_logging),
-        ("POST", "/update_weights_from_disk", administration.update_weights),
-        ("POST", "/tokenize", management.tokenize),
-        ("POST", "/v1/tokenize", management.tokenize),
-        ("POST", "/detokenize", management.detokenize),
-        ("POST", "/v1/detokenize", management.detokenize),
-    ]
-    for methods, path, handler in routes:
-        for method in methods.split():
-            app.router.add_route(method, path, handler)
+    for route in table:
+        for method in route.methods.split():
+            app.router.add_route(method, route.path, route.handler)
     return app
 
 

@@ -7,13 +7,22 @@ built (then only a neutral value passes); any other key is refused by name.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from srt.frontend.errors import RequestError, unsupported
 
 NULL = msgspec.Raw(b"null")
+ABSENT = msgspec.field(default_factory=lambda: NULL)
+
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+TokenIds = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"anyOf": [_IDS, {"type": "array", "items": _IDS}]})]
+TextsOrIds = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(extra_json_schema={"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
+]
 
 # Lone surrogates are what a client sends that cut a string between the halves of an emoji.
 _ESCAPE = re.compile(
@@ -88,8 +97,8 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     custom_params: Any = None
 
     # without effect here
-    spaces_between_special_tokens: msgspec.Raw = NULL
-    stream_interval: msgspec.Raw = NULL
+    spaces_between_special_tokens: msgspec.Raw = ABSENT
+    stream_interval: msgspec.Raw = ABSENT
 
 
 class NativeSampling(SamplingFields, kw_only=True):
@@ -107,7 +116,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of /generate. What may be one per prompt may also be one for all."""
 
     text: str | list[str] | None = None
-    input_ids: msgspec.Raw = NULL
+    input_ids: TokenIds = ABSENT
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     rid: str | list[str] | None = None
     stream: bool | None = None
@@ -138,17 +147,17 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     bootstrap_port: Any = None
     bootstrap_room: Any = None
 
-    model: msgspec.Raw = NULL
-    log_metrics: msgspec.Raw = NULL
-    return_bytes: msgspec.Raw = NULL
-    background: msgspec.Raw = NULL
-    no_logs: msgspec.Raw = NULL
-    custom_labels: msgspec.Raw = NULL
-    routing_key: msgspec.Raw = NULL
-    data_parallel_rank: msgspec.Raw = NULL
-    routed_dp_rank: msgspec.Raw = NULL
-    disagg_prefill_dp_rank: msgspec.Raw = NULL
-    kv_hints: msgspec.Raw = NULL
+    model: msgspec.Raw = ABSENT
+    log_metrics: msgspec.Raw = ABSENT
+    return_bytes: msgspec.Raw = ABSENT
+    background: msgspec.Raw = ABSENT
+    no_logs: msgspec.Raw = ABSENT
+    custom_labels: msgspec.Raw = ABSENT
+    routing_key: msgspec.Raw = ABSENT
+    data_parallel_rank: msgspec.Raw = ABSENT
+    routed_dp_rank: msgspec.Raw = ABSENT
+    disagg_prefill_dp_rank: msgspec.Raw = ABSENT
+    kv_hints: msgspec.Raw = ABSENT
 
 
 class StreamOptions(msgspec.Struct):
@@ -197,27 +206,27 @@ class OpenAIRequest(SamplingFields, kw_only=True):
     bootstrap_room: Any = None
     kv_transfer_params: Any = None
 
-    user: msgspec.Raw = NULL
-    metadata: msgspec.Raw = NULL
-    store: msgspec.Raw = NULL
-    service_tier: msgspec.Raw = NULL
-    safety_identifier: msgspec.Raw = NULL
-    prompt_cache_key: msgspec.Raw = NULL
-    prompt_cache_retention: msgspec.Raw = NULL
-    log_metrics: msgspec.Raw = NULL
-    no_logs: msgspec.Raw = NULL
-    background: msgspec.Raw = NULL
-    custom_labels: msgspec.Raw = NULL
-    routing_key: msgspec.Raw = NULL
-    data_parallel_rank: msgspec.Raw = NULL
-    routed_dp_rank: msgspec.Raw = NULL
-    disagg_prefill_dp_rank: msgspec.Raw = NULL
-    return_meta_info: msgspec.Raw = NULL
-    return_cached_tokens_details: msgspec.Raw = NULL
+    user: msgspec.Raw = ABSENT
+    metadata: msgspec.Raw = ABSENT
+    store: msgspec.Raw = ABSENT
+    service_tier: msgspec.Raw = ABSENT
+    safety_identifier: msgspec.Raw = ABSENT
+    prompt_cache_key: msgspec.Raw = ABSENT
+    prompt_cache_retention: msgspec.Raw = ABSENT
+    log_metrics: msgspec.Raw = ABSENT
+    no_logs: msgspec.Raw = ABSENT
+    background: msgspec.Raw = ABSENT
+    custom_labels: msgspec.Raw = ABSENT
+    routing_key: msgspec.Raw = ABSENT
+    data_parallel_rank: msgspec.Raw = ABSENT
+    routed_dp_rank: msgspec.Raw = ABSENT
+    disagg_prefill_dp_rank: msgspec.Raw = ABSENT
+    return_meta_info: msgspec.Raw = ABSENT
+    return_cached_tokens_details: msgspec.Raw = ABSENT
 
 
 class CompletionRequest(OpenAIRequest, kw_only=True):
-    prompt: msgspec.Raw = NULL
+    prompt: TextsOrIds = ABSENT
     logprobs: int | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -269,9 +278,14 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     max_thinking_tokens: Any = None
     thinking_token_budget: Any = None
 
-    modalities: msgspec.Raw = NULL
-    prediction: msgspec.Raw = NULL
-    verbosity: msgspec.Raw = NULL
+    modalities: msgspec.Raw = ABSENT
+    prediction: msgspec.Raw = ABSENT
+    verbosity: msgspec.Raw = ABSENT
+
+
+class EmbeddingRequest(msgspec.Struct):
+    input: Any = None
+    model: str | None = None
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -312,9 +326,9 @@ class ProfileBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     with_stack: Any = None
     record_shapes: Any = None
 
-    activities: msgspec.Raw = NULL
-    profile_id: msgspec.Raw = NULL
-    profile_prefix: msgspec.Raw = NULL
+    activities: msgspec.Raw = ABSENT
+    profile_id: msgspec.Raw = ABSENT
+    profile_prefix: msgspec.Raw = ABSENT
 
 
 class LoggingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -336,10 +350,10 @@ class UpdateWeightsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
     is_async: Any = None
     keep_pause: Any = None
-    torch_empty_cache: msgspec.Raw = NULL
-    recapture_cuda_graph: msgspec.Raw = NULL
-    token_step: msgspec.Raw = NULL
-    flush_cache: msgspec.Raw = NULL  # it always is
+    torch_empty_cache: msgspec.Raw = ABSENT
+    recapture_cuda_graph: msgspec.Raw = ABSENT
+    token_step: msgspec.Raw = ABSENT
+    flush_cache: msgspec.Raw = ABSENT  # it always is
 
 
 def decode(raw: bytes, kind: Any) -> Any:

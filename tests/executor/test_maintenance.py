@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from step_driver import StepDriver
 from test_models_against_transformers import GREEDY, greedy_reference, prompt_of
 from tiny_models import VOCAB, hf_model, our_config
@@ -32,7 +33,7 @@ class OtherRanks:
 
 def build(tmp_path, ranks=None):
     model = hf_model("llama")
-    model.save_pretrained(tmp_path / "old")
+    save(model, tmp_path / "old")
     config = our_config(model)
 
     def make_model(weights):
@@ -47,12 +48,17 @@ def build(tmp_path, ranks=None):
     return model, StepDriver(runner, pool_tokens=1024, page_size=1), maintenance
 
 
+def save(model, folder):
+    folder.mkdir()
+    save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, folder / "model.safetensors")
+
+
 def other_model(tmp_path):
     model = hf_model("llama")
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.flip(0))
-    model.save_pretrained(tmp_path / "new")
+    save(model, tmp_path / "new")
     return model
 
 

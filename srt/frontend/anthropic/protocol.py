@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from srt.frontend.protocol import NULL
+from srt.frontend.protocol import ABSENT
 
 MAX_TOKENS = 2**31 - 1
 
@@ -59,10 +59,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     thinking: Thinking | None = None
 
     # without effect here
-    cache_control: msgspec.Raw = NULL
-    context_management: msgspec.Raw = NULL
-    mcp_servers: msgspec.Raw = NULL
-    output_config: msgspec.Raw = NULL
+    cache_control: msgspec.Raw = ABSENT
+    context_management: msgspec.Raw = ABSENT
+    mcp_servers: msgspec.Raw = ABSENT
+    output_config: msgspec.Raw = ABSENT
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -77,7 +77,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
 
-    container: msgspec.Raw = NULL
-    inference_geo: msgspec.Raw = NULL
-    metadata: msgspec.Raw = NULL
-    service_tier: msgspec.Raw = NULL
+    container: msgspec.Raw = ABSENT
+    inference_geo: msgspec.Raw = ABSENT
+    metadata: msgspec.Raw = ABSENT
+    service_tier: msgspec.Raw = ABSENT

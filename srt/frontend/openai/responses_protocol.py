@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from srt.frontend.protocol import NULL
+from srt.frontend.protocol import ABSENT
 
 
 class ContentPart(msgspec.Struct):
@@ -76,10 +76,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt: Any = None
 
     # without effect here
-    include: msgspec.Raw = NULL
-    prompt_cache_key: msgspec.Raw = NULL
-    prompt_cache_retention: msgspec.Raw = NULL
-    request_id: msgspec.Raw = NULL
-    safety_identifier: msgspec.Raw = NULL
-    service_tier: msgspec.Raw = NULL
-    user: msgspec.Raw = NULL
+    include: msgspec.Raw = ABSENT
+    prompt_cache_key: msgspec.Raw = ABSENT
+    prompt_cache_retention: msgspec.Raw = ABSENT
+    request_id: msgspec.Raw = ABSENT
+    safety_identifier: msgspec.Raw = ABSENT
+    service_tier: msgspec.Raw = ABSENT
+    user: msgspec.Raw = ABSENT

@@ -1,0 +1,123 @@
+"""L1, main process: every route, what it takes, and whom it is for. The server and its description both go by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from srt.frontend.administration import Administration
+from srt.frontend.anthropic.messages import Messages
+from srt.frontend.anthropic.protocol import CountTokensRequest, MessagesRequest
+from srt.frontend.management import Management
+from srt.frontend.native import Native
+from srt.frontend.openai.chat import Chat
+from srt.frontend.openai.completions import Completions
+from srt.frontend.openai.models import Models
+from srt.frontend.openai.responses import Responses
+from srt.frontend.openai.responses_protocol import ResponsesRequest
+from srt.frontend.protocol import (
+    AbortBody,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    GenerateRequest,
+    LoggingBody,
+    PauseBody,
+    ProfileBody,
+    TokenizeRequest,
+    UpdateWeightsBody,
+)
+from srt.frontend.services import Services
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_PATTERN = re.compile(r"\{(\w+):[^}]*\}")
+
+
+@dataclass(frozen=True)
+class Route:
+    methods: str  # with spaces between
+    path: str  # in aiohttp's form
+    handler: Handler
+    summary: str
+    body: type | None = None
+    tag: str = "management"
+    streams: bool = False  # if the body has `stream`: true
+    text: bool = False  # its answer is text
+    open: bool = False  # takes no key
+    admin: bool = False  # takes the administrator's key, if there is one
+    query: tuple[tuple[str, str], ...] = ()  # names and descriptions
+
+    @property
+    def shown_path(self) -> str:
+        return _PATTERN.sub(r"{\1}", self.path)
+
+
+def routes(services: Services) -> list[Route]:
+    chat, completions, models = Chat(services), Completions(services), Models(services)
+    messages, responses = Messages(services, chat), Responses(services, chat)
+    native, management, administration = Native(services), Management(services), Administration(services)
+    openai, anthropic, own, admin = {"tag": "OpenAI"}, {"tag": "Anthropic"}, {"tag": "native"}, {"admin": True}
+    timeout = (("timeout", "seconds to wait until nothing runs"),)
+    return [
+        Route("POST", "/v1/chat/completions", chat.create, "Chat completions", ChatRequest, streams=True, **openai),
+        Route("POST", "/v1/completions", completions.create, "Completions", CompletionRequest, streams=True, **openai),
+        Route("POST", "/v1/responses", responses.create, "Responses", ResponsesRequest, streams=True, **openai),
+        Route("GET", "/v1/responses/{id}", responses.get, "A stored response", **openai),
+        Route("DELETE", "/v1/responses/{id}", responses.delete, "Forgets a stored response", **openai),
+        Route("POST", "/v1/responses/{id}/cancel", responses.cancel, "Ends a response in the background", **openai),
+        Route("POST", "/v1/embeddings", models.embeddings, "Refused: the model generates", EmbeddingRequest, **openai),
+        Route("GET", "/v1/models", models.list, "The model that is served", **openai),
+        Route("GET", "/v1/models/{id:.+}", models.get, "The same, by its name", **openai),
+        Route("POST", "/v1/messages", messages.create, "Messages", MessagesRequest, streams=True, **anthropic),
+        Route(
+            "POST", "/v1/messages/count_tokens", messages.count_tokens, "Tokens of a prompt", CountTokensRequest,
+            **anthropic,
+        ),
+        Route("POST PUT", "/generate", native.generate, "Generation", GenerateRequest, streams=True, **own),
+        *_each(("/tokenize", "/v1/tokenize"), "POST", management.tokenize, "Text to token ids", TokenizeRequest, **own),
+        *_each(
+            ("/detokenize", "/v1/detokenize"), "POST", management.detokenize, "Token ids to text", DetokenizeRequest,
+            **own,
+        ),
+        Route("GET", "/", management.root, "That this is Lockstep", text=True),
+        Route("GET HEAD", "/health", management.health, "Whether every process lives", open=True, text=True),
+        Route("GET", "/health_generate", management.health_generate, "Whether tokens come", open=True, text=True),
+        Route("GET HEAD", "/ready", management.ready, "Whether one more request is taken", open=True, text=True),
+        *_each(("/model_info", "/get_model_info"), "GET", management.model_info, "What the model is"),
+        *_each(("/server_info", "/get_server_info"), "GET", management.server_info, "Flags, memory, ranks"),
+        Route("GET", "/v1/loads", management.loads, "Load of each engine"),
+        Route("GET", "/get_load", management.get_load, "The same, in a shorter form"),
+        Route("GET", "/metrics", management.metrics, "Prometheus metrics", open=True, text=True),
+        Route("GET", "/version", management.version, "The version"),
+        Route(
+            "GET POST", "/flush_cache", administration.flush_cache, "Forgets cached prefixes", text=True, query=timeout,
+            **admin,
+        ),
+        Route("POST", "/abort_request", administration.abort_request, "Aborts requests", AbortBody, text=True, **admin),
+        Route("POST", "/pause_generation", administration.pause, "Plans no further step", PauseBody, **admin),
+        Route("POST", "/continue_generation", administration.resume, "Ends a pause", **admin),
+        Route(
+            "GET POST", "/start_profile", administration.start_profile, "Traces the next steps", ProfileBody, text=True,
+            **admin,
+        ),
+        Route("GET POST", "/stop_profile", administration.stop_profile, "Writes the traces", text=True, **admin),
+        Route(
+            "POST", "/configure_logging", administration.configure_logging, "What is logged", LoggingBody, text=True,
+            **admin,
+        ),
+        Route(
+            "POST", "/update_weights_from_disk", administration.update_weights, "Other weights of the same shapes",
+            UpdateWeightsBody, **admin,
+        ),
+    ]  # fmt: skip
+
+
+def _each(
+    paths: tuple[str, ...], methods: str, handler: Handler, summary: str, body: type | None = None, **rest: str
+) -> list[Route]:
+    return [Route(methods, path, handler, summary, body, **rest) for path in paths]
