@@ -7,7 +7,6 @@ import logging
 import re
 import socket
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from srt.frontend.openapi import Description
 from srt.frontend.parsing import formats
 from srt.frontend.routes import Handler, routes
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
-from srt.frontend.services import Services, Weights, too_big
+from srt.frontend.services import Services, Weights, new_id, too_big
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
 from srt.limits import Limits
@@ -224,7 +223,7 @@ def _door(services: Services, access: Access) -> Callable[[web.Request, Handler]
 
 def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     given = request.headers.get("X-Request-ID", "")
-    response.headers["X-Request-ID"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    response.headers["X-Request-ID"] = given if _REQUEST_ID.fullmatch(given) else new_id("")
 
 
 def _of_http(error: web.HTTPException, services: Services) -> RequestError:

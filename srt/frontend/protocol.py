@@ -6,7 +6,10 @@ built (then only a neutral value passes); any other key is refused by name.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -380,8 +383,15 @@ def decode(raw: bytes, kind: Any) -> Any:
 
 def check_supported(request: msgspec.Struct) -> None:
     """Refuses what would change the answer and is not built; null, false and empty ask for nothing."""
-    for name, sentence in NOT_BUILT.items():
-        value = getattr(request, name, None)
+    names, values_of = _not_built(type(request))
+    for name, value in zip(names, values_of(request), strict=True):
         if value is None or value is False or value in ("", [], {}):
             continue
-        raise unsupported(name, sentence)
+        raise unsupported(name, NOT_BUILT[name])
+
+
+@functools.cache
+def _not_built(kind: type[msgspec.Struct]) -> tuple[list[str], Callable[[Any], tuple]]:
+    """The names of a type's fields that are not built, and what picks their values."""
+    names = [name for name in kind.__struct_fields__ if name in NOT_BUILT]
+    return names, operator.attrgetter(*names)
