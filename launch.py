@@ -27,14 +27,16 @@ from srt.limits import Limits
 from srt.model_config import ModelConfig, ModelError
 from srt.model_files import ModelFiles, locate
 from srt.nodes import Node0, Nodes
+from srt.observe import tracing
+from srt.observe.logs import configure_logging
 from srt.process import (
     LAST_WORDS_SECONDS,
     Child,
     ChildSpec,
     StartError,
-    configure_logging,
     first_death,
     first_of,
+    on_dump,
     set_title,
     unless,
 )
@@ -70,7 +72,8 @@ def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR
     except ConfigError as error:
         return _refuse(error)
     set_title("main")
-    configure_logging(config.log_level, "main")
+    configure_logging(config.log_level, "main", config.log_format)
+    on_dump()
     raise_descriptor_limit()
     try:
         tls_context(config)  # refused before the model is loaded
@@ -137,6 +140,8 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
             f"--kv-cache-dtype {config.kv_cache_dtype} is for GPUs; on a CPU leave it out, and lower --context-length "
             "or --max-total-tokens if K/V take too much memory"
         )
+    if config.otlp_traces_endpoint is not None and not tracing.is_available():
+        raise ConfigError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'lockstep-server[otlp]'")
     _check_tp_size(config, model)
     if config.nnodes > 1 and config.dp_size > 1:
         raise ConfigError(
@@ -212,6 +217,7 @@ class CommandLine:
     def ready(self, frontend: Frontend) -> str:
         url = f"{self._address}:{self.listener.getsockname()[1]}"
         log.info("ready: %s", url)
+        on_dump(frontend.summary)
         return url
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import time
 from codecs import utf_8_decode
 from collections.abc import Sequence
 
@@ -50,13 +51,10 @@ class Detokenizer:
             else:
                 shown = text.finish(delta.ids, delta.finish)
                 del self._open[delta.rid]
-            cached_tokens = -1 if opening is None else opening.cached_tokens
-            deltas.append(
-                TextDelta(
-                    delta.rid, shown, delta.ids, cached_tokens, delta.finish, delta.logprobs, delta.prompt_logprobs
-                )
-            )
-        return TextBatch(batch.step, tuple(deltas))
+            cached_tokens, started = (-1, None) if opening is None else (opening.cached_tokens, opening.started)
+            logprobs = delta.logprobs, delta.prompt_logprobs
+            deltas.append(TextDelta(delta.rid, shown, delta.ids, cached_tokens, delta.finish, *logprobs, started))
+        return TextBatch(batch.step, tuple(deltas), batch.computed, batch.released, time.monotonic())
 
 
 class _OpenText:

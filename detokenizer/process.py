@@ -14,7 +14,7 @@ import zmq
 
 from detokenizer.detokenizer import Detokenizer
 from srt.messages import TokenBatch
-from srt.process import ChildSpec, Ready
+from srt.process import ChildSpec, Ready, on_dump
 from srt.token_bytes import TokenBytes
 from srt.transport import Sender, pull
 
@@ -28,6 +28,7 @@ def main(spec: ChildSpec, ready: Ready) -> None:
         inbound = pull(spec.endpoints.detokenizer, context)
         inbound.setsockopt(zmq.RCVTIMEO, HEARTBEAT_MS)
         outbound = Sender(spec.endpoints.frontend, context)
+        on_dump(lambda: f"detokenizer: {detokenizer.num_open} texts open")
         ready({})
         while True:
             try:

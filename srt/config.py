@@ -29,6 +29,8 @@ LEAST_BLOCK = 16
 """Tokens per page, below which KV events would say too much about too little."""
 _ENDPOINT = re.compile(r"tcp://.+:[0-9]{1,5}|ipc://.+")
 SAMPLING_DEFAULTS = ("model", "openai")
+METRICS_FAMILIES = ("lockstep", "sglang", "vllm")
+LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -146,6 +148,14 @@ class ServerConfig:
         None, 'JSON, to tell routers what is cached: {"endpoint": "tcp://*:5557", "replay_endpoint": ..., "topic": ...}'
     )
     inbox_log: str | None = flag(None, "file for all that the scheduler hears and decides, to replay a run from")
+    metrics_names: str = flag(
+        "lockstep,sglang", "whose names /metrics has, with commas between: lockstep, sglang, vllm"
+    )
+    otlp_traces_endpoint: str | None = flag(
+        None, "URL that takes OpenTelemetry traces as OTLP over HTTP: http://HOST:4318/v1/traces"
+    )
+    page_show_text: bool = flag(False, "the page at / shows texts from the cache, of everybody's prompts")
+    log_format: str = flag("text", "of log lines", choices=LOG_FORMATS)
     log_level: str = flag("info", "least severe level that is logged", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -165,6 +175,9 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{flag_name(name)} must be at least {least}, not {value}")
+        for family in self.metrics_families:
+            if family not in METRICS_FAMILIES:
+                raise ConfigError(f"--metrics-names takes {', '.join(METRICS_FAMILIES)}, not {family or 'nothing'}")
         if self.schedule_low_priority_values_first and self.schedule_policy != "priority":
             raise ConfigError("--schedule-low-priority-values-first needs --schedule-policy priority")
         if not 0 <= self.port <= 65535:
@@ -196,6 +209,10 @@ class ServerConfig:
             )
         if self.kv_events is not None:
             _check_kv_events(self.kv_events, self.page_size, self.dp_size)
+
+    @property
+    def metrics_families(self) -> list[str]:
+        return list(dict.fromkeys(self.metrics_names.split(",")))
 
     @property
     def kv_events(self) -> KvEventsConfig | None:

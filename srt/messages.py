@@ -126,7 +126,15 @@ class UpdateWeights(Message, tag=9):
     folder: str
 
 
-ControlItem = FlushCache | PauseGeneration | ContinueGeneration | StartProfile | StopProfile | UpdateWeights
+class ShowTree(Message, tag=10):
+    """Somebody wants to see the radix tree: so many nodes at most, with the ids of so many tokens of each."""
+
+    ticket: int
+    most_nodes: int
+    most_tokens: int
+
+
+ControlItem = FlushCache | PauseGeneration | ContinueGeneration | StartProfile | StopProfile | UpdateWeights | ShowTree
 InboxItem = NewRequest | AbortRequest | GrammarReady | ControlItem
 
 
@@ -149,6 +157,14 @@ class Finish(Message):
     num_retractions: int = 0
 
 
+class Started(Message):
+    """When a request got how far, on the leader's clock in seconds; `srt/observe/timeline.py` says what each means."""
+
+    heard: float
+    admitted: float = 0.0
+    launched: float = 0.0
+
+
 class Opening(Message):
     """What the detokenizer must know of a request, sent with its first tokens."""
 
@@ -156,6 +172,7 @@ class Opening(Message):
     stop: tuple[bytes, ...]
     skip_special_tokens: bool
     no_stop_trim: bool
+    started: Started | None = None
 
 
 class TokenLogprobs(Message):
@@ -189,6 +206,8 @@ class TokenBatch(Message, tag=1):
 
     step: int
     deltas: tuple[TokenDelta, ...]
+    computed: float = 0.0  # when the tokens were on the CPU, on the leader's clock
+    released: float = 0.0  # when they left it
 
 
 # ---- detokenizer, leader -> frontend --------------------------------------------------------------------------------
@@ -204,6 +223,7 @@ class TextDelta(Message):
     finish: Finish | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    started: Started | None = None  # given with a request's first delta
 
 
 class TextBatch(Message, tag=2):
@@ -211,6 +231,9 @@ class TextBatch(Message, tag=2):
 
     step: int
     deltas: tuple[TextDelta, ...]
+    computed: float = 0.0  # as in its TokenBatch
+    released: float = 0.0
+    detokenized: float = 0.0
 
 
 class ControlReply(Message, tag=3):
@@ -221,4 +244,11 @@ class ControlReply(Message, tag=3):
     message: str
 
 
-FrontendItem = TextBatch | ControlReply
+class TreeReply(Message, tag=4):
+    ticket: int
+    nodes: tuple[tuple[int, int, int, int, Ids], ...]  # radix.outline.NodeOutline
+
+
+Reply = ControlReply | TreeReply
+
+FrontendItem = TextBatch | Reply

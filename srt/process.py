@@ -15,7 +15,6 @@ import ctypes
 import faulthandler
 import importlib
 import json
-import logging
 import os
 import shutil
 import signal
@@ -30,19 +29,21 @@ from setproctitle import setproctitle
 
 from srt.config import ConfigError, ServerConfig
 from srt.model_config import ModelConfig, ModelError
+from srt.observe.logs import configure_logging
 from srt.transport import Endpoints, Meeting
 
 _PR_SET_PDEATHSIG = 1
 
-STOP = signal.SIGUSR1
+STOP = signal.SIGRTMIN + 1
 """Ends a child. Not SIGTERM or SIGINT: terminals and service managers send those to all processes at once, and a child
 that followed them would take from the parent the requests that it lets finish."""
 
 ORPHANED = signal.SIGRTMIN
 """The kernel says with it that the parent has died: maybe a moment before its pid is gone, so it cannot be STOP."""
 
-DUMP = signal.SIGUSR2
-"""Makes a child print the stacks of its threads, even while it waits where no handler of Python's runs."""
+DUMP = signal.SIGUSR1
+"""Makes a process print the stacks of its threads, even while it waits where no handler of Python's runs; and, as soon
+as one can, what it has to say of itself."""
 
 LAST_WORDS_SECONDS = 0.3
 """How long processes may take to say what the death of another did to them, and to print where they are."""
@@ -204,10 +205,16 @@ def set_title(title: str) -> None:
     setproctitle(f"lockstep: {title}")
 
 
-def configure_logging(level: str, title: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format=f"%(asctime)s %(levelname)s {title}: %(message)s", datefmt="%H:%M:%S", force=True
-    )
+def on_dump(summary: Callable[[], str] = str) -> None:
+    """From now on DUMP prints stacks, and what `summary` says if it says anything. For a process's main thread."""
+
+    def handler(signum: int, frame: Any) -> None:
+        if said := summary():
+            print(said, file=sys.stderr, flush=True)
+
+    faulthandler.unregister(DUMP)  # or it would believe that it is still in front of the handler
+    signal.signal(DUMP, handler)
+    faulthandler.register(DUMP, chain=True)
 
 
 def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
@@ -216,10 +223,10 @@ def run_child(door: str, ready_fd: int, parent_pid: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _on_end(_raise_stopped)
-    faulthandler.register(DUMP)
+    on_dump()
     spec = ChildSpec.from_json(sys.stdin.buffer.read())
     set_title(spec.title)
-    configure_logging(spec.config.log_level, spec.title)
+    configure_logging(spec.config.log_level, spec.title, spec.config.log_format)
     orphaned = False
 
     def tell(answer: dict[str, Any]) -> None:

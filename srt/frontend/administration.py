@@ -120,7 +120,7 @@ class Administration:
             folder = await asyncio.to_thread(self._compatible_folder, body.model_path)
             if body.abort_all_requests:
                 self._manager.abort(None, "The weights were replaced.")
-            running = self._manager.num_live
+            running = len(self._manager.live)
             reply = await self._manager.update_weights(str(folder))
             if reply.ok:
                 self._services.weights.version = body.weight_version or self._services.weights.version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
@@ -27,14 +28,17 @@ from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
 from srt.frontend.openapi import Description
 from srt.frontend.parsing import formats
+from srt.frontend.request_traces import RequestTraces
 from srt.frontend.routes import Handler, routes
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from srt.frontend.services import Services, Weights, new_id, too_big
+from srt.frontend.step_log import StepLog
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
 from srt.limits import Limits
 from srt.model_config import ModelConfig, ModelError
 from srt.model_files import ModelFiles, read_optional_json
+from srt.observe.timeline import arrive
 from srt.tls import tls_context
 from srt.tokenization import Tokenizer
 from srt.transport import Endpoints
@@ -42,6 +46,7 @@ from srt.transport import Endpoints
 log = logging.getLogger(__name__)
 
 ANTHROPIC_PATH = "/v1/messages"
+TRACES_PATIENCE = 2.0  # seconds for traces on their way when the server stops
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -93,10 +98,18 @@ class Frontend:
         self._manager.close()
         self._services.words.close()
         self._services.constraints.close()
+        with contextlib.suppress(asyncio.TimeoutError):  # nobody may be there to take the traces
+            await asyncio.wait_for(asyncio.to_thread(self._services.traces.close), TRACES_PATIENCE)
+
+    def summary(self) -> str:
+        return f"main: {len(self._manager.live)} requests on their way"
 
     async def _tick(self) -> None:
+        step_log = StepLog(self._services.boards, self._services.metrics)
         while True:
-            self._services.metrics.sample(time.monotonic())
+            now = time.monotonic()
+            self._services.metrics.sample(now)
+            step_log.tick(now)
             await asyncio.sleep(1.0)
 
 
@@ -138,7 +151,8 @@ def make_services(
     tokenizer_folder: Path | None = None,
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
 ) -> Services:
-    metrics = Metrics(model_name, len(boards))
+    traces = RequestTraces(config.otlp_traces_endpoint)
+    metrics = Metrics(config.metrics_families, model_name, len(boards), limits.page_size)
     return Services(
         config=config,
         model=model,
@@ -146,7 +160,7 @@ def make_services(
         limits=limits,
         boards=boards,
         infos=infos,
-        manager=TokenizerManager(config, limits, endpoints, metrics, balancer),
+        manager=TokenizerManager(config, limits, endpoints, metrics, balancer, traces),
         words=Words(tokenizer, template, model.vocab_size, model.eos_token_ids),
         constraints=Constraints(GrammarCheck(tokenizer.vocabulary(model.eos_token_ids), tokenizer_folder)),
         formats=formats.choose(config, template),
@@ -154,6 +168,7 @@ def make_services(
         metrics=metrics,
         weights=Weights(config.model_path or model_name),
         sampling_defaults=sampling_defaults,
+        traces=traces,
     )
 
 
@@ -198,6 +213,7 @@ def application(services: Services) -> web.Application:
 def _door(services: Services, access: Access) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
     @web.middleware
     async def door(request: web.Request, handler: Handler) -> web.StreamResponse:
+        arrive(request.headers.get("traceparent", ""))
         if (answer := access.preflight(request)) is not None:
             return answer
         try:
@@ -216,6 +232,8 @@ def _door(services: Services, access: Access) -> Callable[[web.Request, Handler]
             response = _error_response(
                 request, RequestError("The server made a mistake; its log says which.", status=500)
             )
+        if response.status >= 400:
+            services.metrics.refused(response.status)
         return response
 
     return door

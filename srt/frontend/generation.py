@@ -11,6 +11,7 @@ from srt.frontend.balancer import Assignment
 from srt.frontend.errors import RequestError
 from srt.frontend.sampling import SamplingSpec
 from srt.messages import Finish, Grammar, Ids, TextDelta, joined
+from srt.observe.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Generation:
     prompt: Prompt
     sink: Sink
     assignment: Assignment
-    created: float  # monotonic seconds, as all times here
+    timeline: Timeline
+    traceparent: str = ""  # of the HTTP request
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0  # known at the end
-    first_token: float = 0.0
+    first_token: float = 0.0  # when it came here, in monotonic seconds
     last_token: float = 0.0
     finish: Finish | None = None
-    finished: float = 0.0
 
     @property
     def logprobs(self) -> int:

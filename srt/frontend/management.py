@@ -35,9 +35,6 @@ class Management:
 
     # ---- how it is -------------------------------------------------------------------------------------------------
 
-    async def root(self, request: web.Request) -> web.Response:
-        return web.Response(text="Lockstep is running\n")
-
     async def health(self, request: web.Request) -> web.Response:
         """Alive: every process is heard of and nothing has failed."""
         self._check_alive()

@@ -1,23 +1,22 @@
 """L1, main process: what /metrics says, in Prometheus' text format. Owns the frontend's counters and histograms.
 
-Names and buckets follow SGLang's (`sglang:`), so that its dashboards work. Gauges are read from the board.
+What a metric means, and what it is called in whose words, stands in `srt/observe/catalogue.py`. Gauges are read from
+the board.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from srt.board import Board
-
-TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
-ITL_BUCKETS = (
-    0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08,
-    0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8,
-)  # fmt: skip
-E2E_BUCKETS = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 1800, 2400)
+from srt.frontend.generation import Generation
+from srt.observe.catalogue import CATALOGUE, Metric
+from srt.observe.timeline import MARKS, NAMES, Timeline
 
 RATE_WINDOW = 10.0  # seconds over which generated tokens per second are taken
 HIT_WINDOW = 128  # requests over which the cache hit rate is taken
@@ -29,24 +28,34 @@ class Histogram:
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
 
+    @property
+    def totals(self) -> tuple[int, float]:
+        """How many there were, and their sum."""
+        return sum(self._counts), self._sum
+
     def observe(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def lines(self, name: str, label: str) -> list[str]:
+    def observe_all(self, values: np.ndarray) -> None:
+        counts = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
+        self._counts = [have + more for have, more in zip(self._counts, counts.tolist(), strict=True)]
+        self._sum += float(values.sum())
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
         total = 0
-        lines = [f"# TYPE {name} histogram"]
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             total += count
-            lines.append(f'{name}_bucket{{le="{bound}",{label}}} {total}')
-        return [*lines, f"{name}_sum{{{label}}} {self._sum}", f"{name}_count{{{label}}} {total}"]
+            yield f'{name}_bucket{{le="{bound}",{labels}}} {total}'
+        yield f"{name}_sum{{{labels}}} {self._sum}"
+        yield f"{name}_count{{{labels}}} {total}"
 
 
 class Rates:
     """Of one engine, over its last requests and seconds."""
 
     def __init__(self) -> None:
-        self._generated = 0
+        self.total = 0  # tokens generated
         self._hits: deque[tuple[int, int]] = deque(maxlen=HIT_WINDOW)
         self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
@@ -54,10 +63,10 @@ class Rates:
         self._hits.append((cached_tokens, prompt_tokens))
 
     def generated(self, tokens: int) -> None:
-        self._generated += tokens
+        self.total += tokens
 
     def sample(self, now: float) -> None:
-        self._samples.append((now, self._generated))
+        self._samples.append((now, self.total))
         while now - self._samples[0][0] > RATE_WINDOW:
             self._samples.popleft()
 
@@ -66,7 +75,7 @@ class Rates:
         """Tokens per second over the last RATE_WINDOW."""
         began, before = self._samples[0]
         seconds = time.monotonic() - began
-        return (self._generated - before) / max(seconds, 1.0)
+        return (self.total - before) / max(seconds, 1.0)
 
     @property
     def cache_hit_rate(self) -> float:
@@ -76,22 +85,31 @@ class Rates:
 
 
 class Metrics:
-    def __init__(self, model_name: str, num_engines: int) -> None:
-        escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        self._label = f'model_name="{escaped}"'
+    def __init__(self, families: Sequence[str], model_name: str, num_engines: int, page_size: int = 1) -> None:
+        self._families = families
+        self._model = f'model_name="{_escaped(model_name)}"'
+        self._page_size = page_size
         self._counters = dict.fromkeys(
             (
                 "prompt_tokens_total",
-                "generation_tokens_total",
                 "cached_tokens_total",
-                "num_requests_total",
-                "num_aborted_requests_total",
+                "generation_tokens_total",
+                "requests_total",
+                "requests_aborted_total",
             ),
             0,
         )
-        self._ttft = Histogram(TTFT_BUCKETS)
-        self._itl = Histogram(ITL_BUCKETS)
-        self._e2e = Histogram(E2E_BUCKETS)
+        self._by_label = {"requests_finished_total": Counter({"stop": 0, "length": 0}), "errors_total": Counter()}
+        self._histograms = {
+            metric.name: Histogram(metric.buckets)
+            for metric in CATALOGUE
+            if metric.kind == "histogram" and not metric.label
+        }
+        stretches = next(metric for metric in CATALOGUE if metric.label == "stretch")
+        self._stretches = {name: Histogram(stretches.buckets) for name in NAMES}
+        self._written: list[tuple[Timeline, int, int]] = []  # with tokens of prompt and output; not observed yet
+        self._ttft = self._histograms["time_to_first_token_seconds"]
+        self._itl = self._histograms["inter_token_latency_seconds"]
         self.engines = [Rates() for _ in range(num_engines)]
 
     def first_tokens(self, engine: int, tokens: int, seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
@@ -107,57 +125,116 @@ class Metrics:
         self._counters["generation_tokens_total"] += tokens
         self.engines[engine].generated(tokens)
 
-    def finished(self, seconds: float) -> None:
-        self._counters["num_requests_total"] += 1
-        self._e2e.observe(seconds)
+    def finished(self, generation: Generation) -> None:
+        self._counters["requests_total"] += 1
+        self._by_label["requests_finished_total"][generation.finish.reason] += 1
+
+    def written(self, generations: Sequence[Generation]) -> None:
+        """All of an answer is about to be handed to the socket."""
+        for generation in generations:
+            if generation.finish is not None and generation.finish.reason != "abort":
+                self._written.append((generation.timeline, generation.prompt.num_tokens, generation.completion_tokens))
+
+    def _observe_written(self) -> None:
+        """Many at once cost little more than one, so answers wait for this until a second is over or somebody asks."""
+        if not self._written:
+            return
+        timelines, prompt, output = zip(*self._written, strict=True)
+        self._written.clear()
+        marks = np.array([timeline.marks() for timeline in timelines])
+        for histogram, seconds in zip(self._stretches.values(), np.diff(marks).T, strict=True):
+            histogram.observe_all(seconds)
+        at = dict(zip(MARKS, marks.T, strict=True))
+        tokens = np.array(output)
+        decode = at["last_token"] - at["first_token"]
+        for name, values in (
+            ("request_time_per_output_token_seconds", decode / np.maximum(tokens - 1, 1)),
+            ("e2e_request_latency_seconds", at["taken"] - at["received"]),
+            ("request_queue_time_seconds", at["admitted"] - at["heard"]),
+            ("request_prefill_time_seconds", at["first_token"] - at["admitted"]),
+            ("request_decode_time_seconds", decode),
+            ("request_inference_time_seconds", at["last_token"] - at["admitted"]),
+            ("request_prompt_tokens", np.array(prompt)),
+            ("request_generation_tokens", tokens),
+        ):
+            self._histograms[name].observe_all(values)
+
+    @property
+    def inter_token(self) -> tuple[int, float]:
+        """How many tokens came after another one, and how many seconds in all."""
+        return self._itl.totals
 
     def aborted(self) -> None:
-        self._counters["num_aborted_requests_total"] += 1
+        self._counters["requests_aborted_total"] += 1
+
+    def refused(self, status: int) -> None:
+        """A request got an error for an answer."""
+        self._by_label["errors_total"][str(status)] += 1
 
     def sample(self, now: float) -> None:
-        """Called about once a second, for the rates."""
+        """Called about once a second."""
+        self._observe_written()
         for engine in self.engines:
             engine.sample(now)
 
     def page(self, boards: Sequence[Board]) -> str:
-        """What one engine tells has its index for a label, if there are several."""
+        self._observe_written()
         loads = [Load.of(board) for board in boards]
-        labels = [
-            f'{self._label},dp_rank="{engine}"' if len(loads) > 1 else self._label for engine in range(len(loads))
-        ]
-        lines = []
-        for name, value in self._counters.items():
-            lines += [f"# TYPE sglang:{name} counter", f"sglang:{name}{{{self._label}}} {value}"]
-        for kind, by_engine in (("gauge", map(_gauges, loads, self.engines)), ("counter", map(_counters, loads))):
-            columns = list(by_engine)
-            for name in columns[0]:
-                lines.append(f"# TYPE sglang:{name} {kind}")
-                lines += [f"sglang:{name}{{{label}}} {of[name]}" for label, of in zip(labels, columns, strict=True)]
-        for name, histogram in (
-            ("time_to_first_token_seconds", self._ttft),
-            ("inter_token_latency_seconds", self._itl),
-            ("e2e_request_latency_seconds", self._e2e),
-        ):
-            lines += histogram.lines(f"sglang:{name}", self._label)
+        by_engine = [_of_engine(*engine) for engine in zip(loads, self.engines, strict=True)]
+        lines: list[str] = []
+        for family in self._families:
+            for metric in CATALOGUE:
+                for name in metric.names(family):
+                    lines.append(f"# HELP {name} {metric.meaning}")
+                    lines.append(f"# TYPE {name} {metric.kind}")
+                    lines += self._series(metric, name, family, by_engine)
+            if family == "vllm":
+                lines.append("# TYPE vllm:cache_config_info gauge")
+                for engine, load in enumerate(loads):
+                    blocks = f'block_size="{self._page_size}",num_gpu_blocks="{load.total // self._page_size}"'
+                    lines.append(f'vllm:cache_config_info{{{self._model},engine="{engine}",{blocks}}} 1')
         return "\n".join(lines) + "\n"
 
+    def _series(self, metric: Metric, name: str, family: str, by_engine: Sequence[dict[str, float]]) -> Iterator[str]:
+        labels = f'{self._model},engine="0"' if family == "vllm" else self._model
+        if metric.label == "dp_rank":
+            for engine, values in enumerate(by_engine):
+                yield f"{name}{{{self._engine(engine, family)}}} {values[metric.name]}"
+        elif metric.label == "stretch":
+            for stretch, histogram in self._stretches.items():
+                yield from histogram.lines(name, f'{labels},stretch="{stretch}"')
+        elif metric.kind == "histogram":
+            yield from self._histograms[metric.name].lines(name, labels)
+        elif metric.label:
+            for value, count in self._by_label[metric.name].items():
+                yield f'{name}{{{labels},{metric.label}="{value}"}} {count}'
+        else:
+            yield f"{name}{{{labels}}} {self._counters[metric.name]}"
 
-def _gauges(load: Load, rates: Rates) -> dict[str, float]:
+    def _engine(self, engine: int, family: str) -> str:
+        if family == "vllm":
+            return f'{self._model},engine="{engine}"'
+        return f'{self._model},dp_rank="{engine}"' if len(self.engines) > 1 else self._model
+
+
+def _of_engine(load: Load, rates: Rates) -> dict[str, float]:
     return {
-        "num_running_reqs": load.running,
-        "num_queue_reqs": load.waiting,
-        "token_usage": load.token_usage,
-        "num_used_tokens": load.used,
-        "max_total_num_tokens": load.total,
-        "kv_available_tokens": load.free,
+        "requests_running": load.running,
+        "requests_waiting": load.waiting,
+        "kv_usage": load.token_usage,
+        "kv_used_tokens": load.used,
+        "kv_total_tokens": load.total,
+        "kv_free_tokens": load.free,
         "kv_evictable_tokens": load.cached - load.locked,
         "cache_hit_rate": rates.cache_hit_rate,
-        "gen_throughput": rates.gen_throughput,
+        "generation_throughput": rates.gen_throughput,
+        "retractions_total": load.retractions,
+        "evicted_tokens_total": load.evicted,
     }
 
 
-def _counters(load: Load) -> dict[str, int]:
-    return {"evicted_tokens_total": load.evicted, "num_retracted_requests_total": load.retractions}
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 class Load:

@@ -231,14 +231,15 @@ class GenerateFormat:
 
     def _meta(self, generation: Generation) -> dict[str, Any]:
         """Of a generation that has finished."""
-        finish = generation.finish
+        finish, timeline = generation.finish, generation.timeline
         return {
             **self._constant_meta(generation),
             "completion_tokens": generation.completion_tokens,
             "finish_reason": finish_reason(finish, generation.completion_tokens),
             "num_retractions": finish.num_retractions,
-            "e2e_latency": generation.finished - generation.created,
+            "e2e_latency": timeline.taken - timeline.received,
             "response_sent_to_client_ts": time.time(),
+            "timeline": timeline.stretches(),
         }
 
 

@@ -187,6 +187,7 @@ class OpenAIRequest(SamplingFields, kw_only=True):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
+    return_timeline: bool | None = None  # in each choice, the seconds of each stretch of its way
 
     guided_json: Any = None
     guided_regex: Any = None

@@ -11,6 +11,7 @@ from aiohttp import web
 from srt.frontend.administration import Administration
 from srt.frontend.anthropic.messages import Messages
 from srt.frontend.anthropic.protocol import CountTokensRequest, MessagesRequest
+from srt.frontend.live_page import LivePage
 from srt.frontend.management import Management
 from srt.frontend.native import Native
 from srt.frontend.openai.chat import Chat
@@ -35,6 +36,7 @@ from srt.frontend.services import Services
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+NODE = (("engine", "its number"), ("ticket", "of the tree"), ("index", "of the node in it"))
 _PATTERN = re.compile(r"\{(\w+):[^}]*\}")
 
 
@@ -62,6 +64,7 @@ def routes(services: Services) -> list[Route]:
     messages, responses = Messages(services, chat), Responses(services, chat)
     native, management, administration = Native(services), Management(services), Administration(services)
     openai, anthropic, own, admin = {"tag": "OpenAI"}, {"tag": "Anthropic"}, {"tag": "native"}, {"admin": True}
+    page = LivePage(services)
     timeout = (("timeout", "seconds to wait until nothing runs"),)
     return [
         Route("POST", "/v1/chat/completions", chat.create, "Chat completions", ChatRequest, streams=True, **openai),
@@ -84,7 +87,9 @@ def routes(services: Services) -> list[Route]:
             ("/detokenize", "/v1/detokenize"), "POST", management.detokenize, "Token ids to text", DetokenizeRequest,
             **own,
         ),
-        Route("GET", "/", management.root, "That this is Lockstep", text=True),
+        Route("GET", "/", page.root, "A page to look at; to programs, that this is Lockstep", open=True, text=True),
+        Route("GET", "/page/data", page.data, "What the page shows"),
+        Route("GET", "/page/node", page.node, "The first words of a node on the page", query=NODE),
         Route("GET HEAD", "/health", management.health, "Whether every process lives", open=True, text=True),
         Route("GET", "/health_generate", management.health_generate, "Whether tokens come", open=True, text=True),
         Route("GET HEAD", "/ready", management.ready, "Whether one more request is taken", open=True, text=True),

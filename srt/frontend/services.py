@@ -18,17 +18,20 @@ from srt.config import ServerConfig
 from srt.frontend.access import credential
 from srt.frontend.constraints import Constraints
 from srt.frontend.errors import RequestError
-from srt.frontend.generation import Collector, Prompt
+from srt.frontend.generation import Collector, Generation, Prompt
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
 from srt.frontend.parsing.formats import Formats
 from srt.frontend.protocol import decode
+from srt.frontend.request_traces import RequestTraces
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from srt.frontend.streaming import Format, Stream
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
 from srt.limits import Limits
+from srt.messages import TextDelta
 from srt.model_config import ModelConfig
+from srt.observe.timeline import arrival
 
 SMALL_BODY = 64 * 1024  # bytes decoded on the spot
 BODY_SECONDS = 60.0  # for a body to come
@@ -59,6 +62,7 @@ class Services:
     texts: TokenTexts
     metrics: Metrics
     weights: Weights
+    traces: RequestTraces
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -95,22 +99,37 @@ class Services:
     ) -> web.StreamResponse:
         """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
         if stream:
-            return await Stream(form).respond(request, self.manager, prompts)
-        return json_response(await self.answer(prompts, form))
+            return await Stream(form, self.metrics).respond(request, self.manager, prompts)
+        generations, answers = await self._complete(prompts)
+        response = json_response(form.body(generations, answers))
+        timeline = generations[-1].timeline
+        response.headers["x-lockstep-timeline"] = timeline.header()
+        response.headers["x-lockstep-total"] = f"{timeline.written - timeline.received:.6f}"
+        self.metrics.written(generations)
+        return response
 
     async def answer(self, prompts: Sequence[Prompt], form: Format) -> Any:
         """The answer in one piece."""
+        return form.body(*await self._complete(prompts))
+
+    async def _complete(self, prompts: Sequence[Prompt]) -> tuple[Sequence[Generation], list[TextDelta]]:
         collector = Collector(prompts)
         with self.manager.running(prompts, collector) as generations:
             await collector.done
-        return form.body(generations, collector.answers)
+            now = time.monotonic()
+            for generation in generations:
+                generation.timeline.written = now
+        return generations, collector.answers
 
     async def read(self, request: web.Request, kind: type) -> Any:
         """The body as a `kind`. RequestError for one that is too big, no JSON or of another shape."""
         raw = await self.read_bytes(request)
         if len(raw) <= SMALL_BODY:
-            return decode(raw, kind)
-        return await self.words.in_thread(decode, raw, kind)
+            body = decode(raw, kind)
+        else:
+            body = await self.words.in_thread(decode, raw, kind)
+        arrival().parsed = time.monotonic()
+        return body
 
     async def read_bytes(self, request: web.Request) -> bytes:
         """A body that says it is too big is refused before it is read."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from aiohttp import HttpVersion11, web
 
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt, error_of, join
+from srt.frontend.metrics import Metrics
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.messages import TextDelta
 
@@ -47,11 +49,12 @@ def error_event(error: RequestError) -> bytes:
 
 
 class Stream:
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: Format, metrics: Metrics) -> None:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()  # the first delta is there, or the error
         self.done: asyncio.Future[None] = loop.create_future()
         self._form = form
+        self._metrics = metrics
         self._generations: Sequence[Generation] = ()
         self._unfinished = 0
         self._transport: asyncio.Transport | None = None
@@ -102,6 +105,7 @@ class Stream:
         data = self._take_events()
         if over:
             data += self._error or self._form.tail(self._generations)
+            self._metrics.written(self._generations)
         if data and not self._transport.is_closing():
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         if over:
@@ -116,4 +120,8 @@ class Stream:
 
     def _take_events(self) -> bytes:
         waiting, self._waiting, self._num_waiting = self._waiting, {}, 0
+        now = time.monotonic()
+        for generation in waiting:
+            if generation.finish is not None:
+                generation.timeline.written = now
         return b"".join([self._form.events(generation, join(deltas)) for generation, deltas in waiting.items()])

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt, Sink
 from srt.frontend.metrics import Metrics
 from srt.frontend.request_log import RequestLog
+from srt.frontend.request_traces import RequestTraces
 from srt.frontend.sampling import seeds
 from srt.limits import Limits
 from srt.messages import (
@@ -34,12 +35,15 @@ from srt.messages import (
     FrontendItem,
     NewRequest,
     PauseGeneration,
+    ShowTree,
     StartProfile,
     StopProfile,
     TextBatch,
     TextDelta,
+    TreeReply,
     UpdateWeights,
 )
+from srt.observe.timeline import Timeline, arrival
 from srt.transport import Endpoints, Sender, pull
 
 log = logging.getLogger(__name__)
@@ -50,6 +54,9 @@ SLOW_REPLY_SECONDS = 1800.0  # the same where it reads or writes files
 MAX_GENERATIONS = 4096  # of one HTTP request
 
 
+TREE_SECONDS = 0.5  # for a tree to come; an engine deep in a long step is not waited for
+
+
 class TokenizerManager:
     def __init__(
         self,
@@ -58,6 +65,7 @@ class TokenizerManager:
         endpoints: Sequence[Endpoints],
         metrics: Metrics,
         balancer: Balancer,
+        traces: RequestTraces,
     ) -> None:
         """`endpoints` of each engine."""
         self.limits = limits
@@ -71,13 +79,14 @@ class TokenizerManager:
         self._max_queued = config.max_queued_requests
         self._endpoints = endpoints
         self._balancer = balancer
+        self._traces = traces
         self._seeds = seeds(config.random_seed)
         self._rids = itertools.count(1)
         self._tickets = itertools.count(1)
         self._live: dict[int, Generation] = {}
         self._names: dict[str, list[Generation]] = {}
         self.paused = False
-        self._asked: dict[int, asyncio.Future[ControlReply]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}  # by ticket
         self._idle = asyncio.Event()
         self._idle.set()
         self._decoder = msgspec.msgpack.Decoder(FrontendItem)
@@ -180,7 +189,7 @@ class TokenizerManager:
         replies = await asyncio.gather(*asked)
         return next((reply for reply in replies if not reply.ok), replies[0])
 
-    async def _ask(self, leader: Sender, item: Callable[[int], ControlItem], timeout_s: float) -> ControlReply:
+    async def _ask(self, leader: Sender, item: Callable[[int], ControlItem], timeout_s: float) -> Any:
         ticket = next(self._tickets)
         future = self._asked[ticket] = self._loop.create_future()
         try:
@@ -191,9 +200,15 @@ class TokenizerManager:
         finally:
             del self._asked[ticket]
 
+    async def tree(self, engine: int, most_nodes: int, most_tokens: int) -> TreeReply:
+        """The radix tree of an engine as it is now; RequestError if that takes long."""
+        ask = self._ask(self._leaders[engine], lambda ticket: ShowTree(ticket, most_nodes, most_tokens), TREE_SECONDS)
+        return await ask
+
     @property
-    def num_live(self) -> int:
-        return len(self._live)
+    def live(self) -> Collection[Generation]:
+        """All that are on their way, the oldest first."""
+        return self._live.values()
 
     @property
     def is_open(self) -> bool:
@@ -221,7 +236,7 @@ class TokenizerManager:
         if not probe:
             self.check_queue(total)
         self._check_names(prompts)
-        now = time.monotonic()
+        arrived = arrival()
         generations: list[Generation] = []
         for prompt, length in zip(prompts, lengths, strict=True):
             spec = prompt.spec
@@ -229,13 +244,17 @@ class TokenizerManager:
             for choice in range(spec.n):
                 name = prompt.name if spec.n == 1 else f"{prompt.name}_{choice}"
                 assignment = self._balancer.assign(prompt.namespace, prompt.ids)
-                generation = Generation(next(self._rids), name, len(generations), prompt, sink, assignment, now)
+                generation = Generation(
+                    *(next(self._rids), name, len(generations), prompt, sink, assignment),
+                    *(Timeline(arrived), arrived.traceparent),
+                )
                 generations.append(generation)
                 for one in generation.names:
                     self._names.setdefault(one, []).append(generation)
                 self._live[generation.rid] = generation
                 self.request_log.came(generation)
                 params = spec.params(length, seed, choice)
+                generation.timeline.sent = time.monotonic()
                 self._leaders[assignment.engine].send(
                     NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority, prompt.grammar)
                 )
@@ -258,6 +277,7 @@ class TokenizerManager:
                 self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, "The client has left."))
                 self._balancer.ended(generation.assignment)
                 self.metrics.aborted()
+            self._traces.ended(generation)
         if not self._live:
             self._idle.set()
 
@@ -292,7 +312,7 @@ class TokenizerManager:
             for delta in message.deltas:
                 generation = live.get(delta.rid)
                 if generation is not None:  # its client may have left
-                    self._count(generation, delta, now)
+                    self._count(generation, delta, message, now)
                     generation.sink.feed(generation, delta)
                     touched[generation.sink] = None
         else:
@@ -300,8 +320,11 @@ class TokenizerManager:
             if future is not None and not future.done():
                 future.set_result(message)
 
-    def _count(self, generation: Generation, delta: TextDelta, now: float) -> None:
+    def _count(self, generation: Generation, delta: TextDelta, batch: TextBatch, now: float) -> None:
         tokens = len(delta.ids) // 4
+        timeline = generation.timeline
+        if delta.started is not None:
+            timeline.start(delta.started)
         if delta.cached_tokens >= 0:
             generation.cached_tokens = delta.cached_tokens
         if tokens:
@@ -313,23 +336,24 @@ class TokenizerManager:
                 self.metrics.next_tokens(assignment.engine, tokens, now - generation.last_token)
             else:
                 generation.first_token = now
+                timeline.first_token = batch.computed
                 self.metrics.first_tokens(
                     assignment.engine,
                     tokens,
-                    now - generation.created,
+                    now - timeline.received,
                     generation.prompt.num_tokens,
                     generation.cached_tokens,
                 )
             generation.last_token = self.last_token = now
         if delta.finish is not None:
             generation.finish = delta.finish
-            generation.finished = now
+            timeline.end(batch, now)
             del self._live[generation.rid]
             self.request_log.ended(generation)
             self._balancer.ended(generation.assignment)
             if delta.finish.reason == "abort":
                 self.metrics.aborted()
             else:
-                self.metrics.finished(now - generation.created)
+                self.metrics.finished(generation)
             if not self._live:
                 self._idle.set()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from srt.frontend.conversations import Conversations
 from srt.frontend.errors import RequestError
 from srt.frontend.protocol import decode
 from srt.messages import Ids, TextDelta, unpack_ids
+from srt.observe.timeline import arrival
 from srt.tokenization import Tokenizer
 
 SHORT_TEXT = 400  # characters, about 0.1 ms
@@ -74,8 +76,11 @@ class Words:
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Ids]:
         """One prompt per text. An empty one becomes the BOS token; RequestError if the model has none."""
         if sum(map(len, texts)) <= SHORT_TEXT:
-            return self._encode(texts, add_special_tokens)
-        return await self.in_thread(self._encode, texts, add_special_tokens)
+            prompts = self._encode(texts, add_special_tokens)
+        else:
+            prompts = await self.in_thread(self._encode, texts, add_special_tokens)
+        arrival().tokenized = time.monotonic()
+        return prompts
 
     async def decode(self, prompts: Sequence[Ids], skip_special_tokens: bool) -> list[str]:
         def decode_all() -> list[str]:
@@ -95,8 +100,11 @@ class Words:
     ) -> ChatPrompt:
         """The prompt that the model's template makes of a chat. The template writes BOS itself where it is wanted."""
 
+        arrived = arrival()
+
         def render_and_encode() -> ChatPrompt:
             text = self._render(messages, add_generation_prompt, continue_final_message, tools, arguments or {})
+            arrived.rendered = time.monotonic()
             ids, length = self._conversations.recall(namespace, text)
             if not length:
                 ids = self._encode([text], False)[0]
@@ -104,7 +112,9 @@ class Words:
                 ids += self._pack(self.tokenizer.encode(text[length:], False))
             return ChatPrompt(text, ids, namespace)
 
-        return await self.in_thread(render_and_encode)
+        prompt = await self.in_thread(render_and_encode)
+        arrived.tokenized = time.monotonic()
+        return prompt
 
     def was_said(self, prompt: ChatPrompt, answer: TextDelta) -> None:
         """Keeps a finished answer's ids for the turns to come, if its text says all that they do."""

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from radix import Ledger
+from radix import Ledger, outline
 from srt.messages import (
     ContinueGeneration,
     ControlItem,
     ControlReply,
     FlushCache,
     PauseGeneration,
+    ShowTree,
     StartProfile,
     StopProfile,
+    TreeReply,
     UpdateWeights,
 )
 from srt.scheduler.interfaces import Maintenance, Outlet
@@ -49,6 +51,8 @@ class Control:
             case PauseGeneration() | UpdateWeights():
                 self.paused |= isinstance(item, PauseGeneration)
                 self._asked.append(item)
+            case ShowTree(ticket=ticket, most_nodes=nodes, most_tokens=tokens):
+                self._outlet.reply(TreeReply(ticket, tuple(outline(self._ledger, nodes, tokens))))
             case _ if self._asked:
                 self._asked.append(item)
             case _:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from radix import PageObserver
 from srt.board import Decision
-from srt.messages import ControlReply, Grammar, Inbox, TokenBatch
+from srt.messages import Grammar, Inbox, Reply, TokenBatch
 from srt.scheduler.planner import Plan
 from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import Accepted, ScheduleBatch, StepResult, TokenMasks
@@ -50,7 +50,7 @@ class Outlet(Protocol):
     def tokens(self, batch: TokenBatch) -> None:
         """What a step gave; a batch without deltas need not be sent."""
 
-    def reply(self, message: ControlReply) -> None: ...
+    def reply(self, message: Reply) -> None: ...
 
     def release(self, step: int) -> None:
         """This rank's decision of `step` is on the board: what earlier steps gave may leave once all ranks agree."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from srt.board import Board, decision_in
-from srt.messages import ControlReply, TokenBatch
+from srt.messages import Reply, TokenBatch
 from srt.scheduler.interfaces import Outlet
 from srt.transport import Sender
 
@@ -28,9 +30,9 @@ class ZmqOutlet:
 
     def tokens(self, batch: TokenBatch) -> None:
         if batch.deltas:
-            self._detokenizer.send(batch)
+            self._detokenizer.send(msgspec.structs.replace(batch, released=time.monotonic()))
 
-    def reply(self, message: ControlReply) -> None:
+    def reply(self, message: Reply) -> None:
         self._frontend.send(message)
 
     def release(self, step: int) -> None:
@@ -46,7 +48,7 @@ class AgreedOutlet:
     def __init__(self, inner: Outlet, board: Board) -> None:
         self._inner = inner
         self._board = board
-        self._held: list[TokenBatch | ControlReply] = []
+        self._held: list[TokenBatch | Reply] = []
 
     @property
     def holds(self) -> bool:
@@ -56,7 +58,7 @@ class AgreedOutlet:
         if batch.deltas:
             self._held.append(batch)
 
-    def reply(self, message: ControlReply) -> None:
+    def reply(self, message: Reply) -> None:
         self._held.append(message)
 
     def release(self, step: int) -> None:
@@ -91,7 +93,7 @@ class SilentOutlet:
     def tokens(self, batch: TokenBatch) -> None:
         pass
 
-    def reply(self, message: ControlReply) -> None:
+    def reply(self, message: Reply) -> None:
         pass
 
     def release(self, step: int) -> None:

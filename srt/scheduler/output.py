@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from srt.messages import Finish, Opening, TokenBatch, TokenDelta, TokenLogprobs, joined
+from srt.messages import Finish, Opening, Started, TokenBatch, TokenDelta, TokenLogprobs, joined
 from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import Logprobs, ScheduleBatch, StepResult
 
@@ -118,7 +118,8 @@ class Output:
         if request.num_output > 0 or request.finish.reason != "abort":
             self.prompt_tokens += request.prompt_len
             self.cached_tokens += cached
-        return Opening(cached, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim)
+        started = Started(request.heard)
+        return Opening(cached, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim, started)
 
 
 def _of_prompt(request: Request) -> TokenLogprobs | None:

@@ -257,7 +257,8 @@ class Planner:
         return ScheduleBatch(
             step=self._step,
             opened=tuple(
-                OpenedRow(r.tenancy.row, r.token_array(), r.prompt_len, r.sampling, r.stop_token_ids) for r in opened
+                OpenedRow(r.tenancy.row, r.token_array(), r.prompt_len, r.sampling, r.stop_token_ids, r.rid)
+                for r in opened
             ),
             num_decode=num_decode,
             row=row,

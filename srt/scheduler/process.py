@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from srt.board import GRAMMARS, Board, Phase, RankRecord
+from srt.board import GRAMMARS, Board, Phase, RankRecord, Record
 from srt.board_relay import Mirror
 from srt.cluster.publisher import Publisher
 from srt.config import ServerConfig
 from srt.constrained.manager import GrammarManager
-from srt.process import ChildSpec, Ready, end_at_once_when_stopped
+from srt.process import ChildSpec, Ready, end_at_once_when_stopped, on_dump
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedGrammars, LoggedIntake, LoggedRecord
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.interfaces import Executor, Intake, Maintenance, Outlet
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet, ZmqOutlet
 from srt.scheduler.readiness import GrammarReadiness
+from srt.scheduler.stopwatch import Stopwatch
 from srt.token_bytes import TokenBytes
 from srt.tokenization import Tokenizer
 from srt.transport import Meeting, Sender
@@ -160,6 +161,8 @@ def _run(
         inbox_log.write(settings)
         intake, executor = LoggedIntake(intake, inbox_log), LoggedExecutor(executor, inbox_log)
         shown, followed = LoggedRecord(record, inbox_log), LoggedGrammars(grammars, inbox_log)
+    if spec.rank == 0:
+        executor = outlet = Stopwatch(executor, outlet)
     page_log = None if publisher is None else publisher.log
     scheduler = assemble(
         settings,
@@ -173,6 +176,7 @@ def _run(
     )
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need look at it again
+    on_dump(lambda: f"{spec.title}: {_summary(board.read(spec.rank))}")
     ready({"pool_tokens": device.pool_tokens, "memory": device.memory})
     try:
         scheduler.run()
@@ -180,6 +184,12 @@ def _run(
         context.destroy()
         if publisher is not None:
             publisher.close()
+
+
+def _summary(record: Record) -> str:
+    """Of the ledger as the last step left it."""
+    gauges = ", ".join(f"{name} {value}" for name, value in record.gauges.items())
+    return f"step {record.step}, {record.phase.name.lower()}, {gauges}"
 
 
 def _grammars(spec: ChildSpec, tokenizer: Tokenizer, record: RankRecord) -> GrammarManager:

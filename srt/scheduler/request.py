@@ -36,9 +36,12 @@ class Request:
     stop_tail_size: int = 0  # the most there are
     constrained: bool = False  # by a grammar
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # of the prompt up to now, until its first token
+    heard: float = 0.0  # its inbox's clock
 
     @classmethod
-    def from_message(cls, message: NewRequest, serial: int, eos_token_ids: tuple[int, ...]) -> Request:
+    def from_message(
+        cls, message: NewRequest, serial: int, eos_token_ids: tuple[int, ...], heard: float = 0.0
+    ) -> Request:
         sampling = message.sampling
         prompt_len = len(message.ids) // 4
         # The logits at a position rate the token behind it.
@@ -57,6 +60,7 @@ class Request:
             logits_from=min(wanted_from, prompt_len) - 1,
             stop_tail_size=max(map(len, sampling.stop), default=1) - 1,
             constrained=message.grammar is not None,
+            heard=heard,
         )
 
     @property

@@ -24,6 +24,7 @@ class OpenedRow:
     prompt_len: int  # tokens[prompt_len:] and all that is sampled later are output (penalties count them)
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]  # EOS included unless ignored: what min_new_tokens forbids
+    rid: int = 0  # for who keeps books on requests; the executor knows rows
 
 
 class SharedPrefix(NamedTuple):

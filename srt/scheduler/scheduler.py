@@ -95,7 +95,7 @@ class Scheduler:
             match self._decoder.decode(item):
                 case NewRequest() as message:
                     self._serial += 1
-                    request = Request.from_message(message, self._serial, self._eos_token_ids)
+                    request = Request.from_message(message, self._serial, self._eos_token_ids, inbox.now)
                     self._requests[request.rid] = request
                     if request.constrained and not self._grammars.open(
                         request.rid, message.grammar, request.sampling.ignore_eos

@@ -10,9 +10,15 @@ import ast
 import pytest
 from source_tree import modules
 
-OUTSIDE = ("srt.scheduler.process", "srt.scheduler.intake", "srt.scheduler.outlet", "srt.scheduler.inbox_log")
+OUTSIDE = (
+    "srt.scheduler.process",
+    "srt.scheduler.intake",
+    "srt.scheduler.outlet",
+    "srt.scheduler.inbox_log",
+    "srt.scheduler.stopwatch",
+)
 """In the folder but not below the intake: the composition root, the intake with its clock, the outlet, which naps until
-slower ranks have decided, and the log, which writes to a file."""
+slower ranks have decided, the log, which writes to a file, and the stopwatch, which only dates what leaves."""
 
 FOREIGN_MODULES = (
     *("asyncio", "concurrent", "multiprocessing", "select", "socket", "subprocess", "threading"),

@@ -50,6 +50,10 @@ FLAGS = {
     "reasoning_parser": ("str", "auto"),
     "kv_events_config": ("str | None", None),
     "inbox_log": ("str | None", None),
+    "metrics_names": ("str", "lockstep,sglang"),
+    "otlp_traces_endpoint": ("str | None", None),
+    "page_show_text": ("bool", False),
+    "log_format": ("str", "text"),
     "log_level": ("str", "info"),
 }
 """Field of ServerConfig -> (type, default)."""

@@ -17,7 +17,7 @@ ROOMS = {
         """,
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
-        srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend srt.tls
+        srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend srt.tls srt.observe
         """,
     "srt": "",
     "srt.engine": "launch srt.config srt.frontend srt.messages",
@@ -38,7 +38,8 @@ ROOMS = {
     "srt.transport": "",
     "srt.schema_values": "",
     "srt.schema_rules": "srt.schema_values",
-    "srt.process": "srt.config srt.model_config srt.transport",
+    "srt.observe": "srt.messages",
+    "srt.process": "srt.observe srt.config srt.model_config srt.transport",
     "srt.gguf_files": "srt.config srt.model_config",
     "srt.gguf_tokenizer": "srt.model_config srt.gguf_files",
     "srt.sentencepiece_conversion": "",
@@ -53,7 +54,7 @@ ROOMS = {
     "srt.frontend": """
         srt.constrained.llguidance_backend srt.constrained.probe
         srt.messages srt.config srt.limits srt.transport srt.board srt.tokenization srt.token_bytes srt.chat_template
-        srt.schema_rules srt.model_config srt.model_files srt.tls srt
+        srt.schema_rules srt.model_config srt.model_files srt.tls srt.observe srt
         """,
     "srt.scheduler.schedule_batch": "srt.messages",
     "srt.scheduler.intake": "srt.messages srt.transport",

@@ -35,10 +35,13 @@ from srt.messages import (
     InboxItem,
     NewRequest,
     Opening,
+    ShowTree,
+    Started,
     TextBatch,
     TokenBatch,
     TokenDelta,
     TokenLogprobs,
+    TreeReply,
     pack_ids,
     unpack_ids,
 )
@@ -91,6 +94,7 @@ class Live:
     request: NewRequest
     ids: list
     made: list = field(default_factory=list)
+    heard: float = field(default_factory=time.monotonic)
 
 
 class EchoEngine(threading.Thread):
@@ -107,6 +111,7 @@ class EchoEngine(threading.Thread):
         self.tokens_per_step, self.silent, self.says = 1, False, None
         self.received, self.aborted, self.live = [], [], {}
         self.asked, self.fault = [], ""
+        self.trees_shown = self.most_tokens_shown = 0
         self._ends = endpoints
         self._table = tokenizer.token_bytes
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
@@ -141,7 +146,8 @@ class EchoEngine(threading.Thread):
                 continue
             step += 1
             deltas = tuple(map(self._advance, growing))
-            out.send(self._detokenizer.decode(TokenBatch(step, deltas)))
+            now = time.monotonic()
+            out.send(self._detokenizer.decode(TokenBatch(step, deltas, now, now)))
             time.sleep(self.step_s)
         context.destroy(linger=0)
 
@@ -171,6 +177,12 @@ class EchoEngine(threading.Thread):
             if live is not None:
                 delta = self._delta(live, [], Finish("abort", message=item.message))
                 out.send(self._detokenizer.decode(TokenBatch(0, (delta,))))
+        elif isinstance(item, ShowTree):
+            self.trees_shown, self.most_tokens_shown = self.trees_shown + 1, item.most_tokens
+            if not self.mute:
+                ids = pack_ids(list(b"abc")), pack_ids(list(b"d" * 100))
+                most = 4 * item.most_tokens
+                out.send(TreeReply(item.ticket, ((-1, 3, 1, 0, ids[0][:most]), (0, 100, 0, 5, ids[1][:most]))))
         elif isinstance(item, FlushCache):
             out.send(ControlReply(item.ticket, self.flush_ok, "" if self.flush_ok else "requests are running"))
         else:
@@ -208,7 +220,8 @@ class EchoEngine(threading.Thread):
         opening = None
         if len(live.made) == len(new):
             opening = Opening(
-                len(live.ids) // 2, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim
+                len(live.ids) // 2, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim,
+                Started(live.heard, live.heard, live.heard),
             )  # fmt: skip
         logprobs = of_prompt = None
         if sampling.logprobs >= 0 and new:

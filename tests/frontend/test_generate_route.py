@@ -32,7 +32,7 @@ def test_text(server):
     answer = generate(server, 7, text="hello", rid="mine")
     assert (answer["text"], answer["output_ids"]) == ("hellohe", list(b"hellohe"))
     meta = answer["meta_info"]
-    assert meta.keys() == META | {"e2e_latency"}
+    assert meta.keys() == META | {"e2e_latency", "timeline"}
     assert meta["id"] == "mine"
     assert meta["finish_reason"] == {"type": "length", "length": 7}
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (5, 7, 2)
@@ -148,7 +148,7 @@ def test_stream_is_cumulative(server, tokens_per_step, start):
         assert event["meta_info"]["output_token_logprobs"] == whole["meta_info"]["output_token_logprobs"][:count]
     assert 1 <= len(events) <= -(-10 // tokens_per_step)  # fewer where the frontend was behind
     assert all(event["meta_info"]["finish_reason"] is None for event in events[:-1])
-    changing = ("id", "e2e_latency", "response_sent_to_client_ts")
+    changing = ("id", "e2e_latency", "response_sent_to_client_ts", "timeline")
     for answer in (whole, events[-1]):
         for name in changing:
             del answer["meta_info"][name]

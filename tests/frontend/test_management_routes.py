@@ -185,14 +185,14 @@ def test_api_key(tmp_path):
             ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/generate"),
             ("POST", "/flush_cache"),
             ("POST", "/abort_request"), ("GET", "/server_info"), ("GET", "/v1/models"), ("GET", "/v1/loads"),
-            ("POST", "/tokenize"), ("GET", "/nope"), ("GET", "/"),
+            ("POST", "/tokenize"), ("GET", "/nope"), ("GET", "/page/data"), ("GET", "/page/node"),
         ]:  # fmt: skip
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"Authorization": "é"}):
                 encoded = {name: value.encode() for name, value in headers.items()}
                 status, _, raw = server.request(method, path, {} if method == "POST" else None, encoded)
                 assert status == 401, (method, path)
                 assert b'"authentication_error"' in raw
-        for path in ("/health", "/ready", "/metrics", "/health_generate"):
+        for path in ("/", "/health", "/ready", "/metrics", "/health_generate"):
             assert server.request("GET", path)[0] == 200
         assert server.request("POST", "/generate", {"text": "a"}, AUTH)[0] == 200
         status, _, raw = server.request("GET", "/server_info", headers=AUTH)

@@ -67,12 +67,12 @@ def test_leaving_a_stream_aborts_all_its_choices(server, extra):
     choices = extra.get("n", 1) * (2 if "prompt" in extra else 1)
     server.wait_for(lambda: len(server.engine.live) == choices)
     rids = list(server.engine.live)
-    before = server.services.metrics._counters["num_aborted_requests_total"]
+    before = server.services.metrics._counters["requests_aborted_total"]
     sock.close()
     server.wait_for(lambda: not server.engine.live)
     assert sorted(server.engine.aborted) == sorted(rids)
     counters = server.services.metrics._counters
-    assert counters["num_aborted_requests_total"] - before == len(rids)
+    assert counters["requests_aborted_total"] - before == len(rids)
 
 
 @pytest.mark.parametrize(

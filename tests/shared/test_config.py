@@ -82,6 +82,10 @@ def test_each_flag_reaches_its_field():
         "reasoning_parser": "none",
         "kv_events_config": '{"topic": "kv"}',
         "inbox_log": "/t.log",
+        "metrics_names": "vllm,sglang",
+        "otlp_traces_endpoint": "http://c:4318/v1/traces",
+        "page_show_text": True,
+        "log_format": "json",
         "log_level": "debug",
     }
     assert list(given_values) == [spec.name for spec in dataclasses.fields(ServerConfig)]

@@ -25,6 +25,8 @@ from srt.messages import (
     Opening,
     PauseGeneration,
     SamplingParams,
+    ShowTree,
+    Started,
     StartProfile,
     StopProfile,
     TextBatch,
@@ -32,6 +34,7 @@ from srt.messages import (
     TokenBatch,
     TokenDelta,
     TokenLogprobs,
+    TreeReply,
     UpdateWeights,
     pack_ids,
     unpack_ids,
@@ -46,6 +49,7 @@ SAMPLING = SamplingParams(
     stop_token_ids=(1, 2),
 )
 LOGPROBS = TokenLogprobs((-0.25,), ((5, 6),), ((-0.25, -1.5),))
+STARTED = Started(1e6, 1e6 + 1e-6, 2e6)
 FINISHES = [
     Finish("stop", 2),
     Finish("stop", b"\n\n"),
@@ -67,6 +71,7 @@ BY_ARROW = {
         StartProfile(6, "/é", 7),
         StopProfile(8),
         UpdateWeights(9, "/é"),
+        ShowTree(4, 1000, 64),
     ],
     Inbox: [Inbox(1, 0.5, ()), Inbox(2**40, 1e9, (b"\x00", b""))],
     TokenBatch: [
@@ -74,15 +79,24 @@ BY_ARROW = {
         TokenBatch(
             2,
             (
-                TokenDelta(1, pack_ids([5]), Opening(9, (b"stop", b"\xff"), False, True), None, LOGPROBS),
+                TokenDelta(1, pack_ids([5]), Opening(9, (b"stop", b"\xff"), False, True, STARTED), None, LOGPROBS),
                 *(TokenDelta(rid, b"", None, finish) for rid, finish in enumerate(FINISHES)),
             ),
+            1e6,
+            1e6 + 1e-6,
         ),
     ],
     FrontendItem: [
-        TextBatch(3, (TextDelta(1, "日本\x00🙂", pack_ids([5]), 9, None, LOGPROBS), TextDelta(2, "", b""))),
+        TextBatch(
+            3,
+            (TextDelta(1, "日本\x00🙂", pack_ids([5]), 9, None, LOGPROBS, None, STARTED), TextDelta(2, "", b"")),
+            1.5,
+            2.5,
+            3.5,
+        ),
         *(TextBatch(4, (TextDelta(1, "", b"", -1, finish),)) for finish in FINISHES),
         ControlReply(3, False, "2 requests are running"),
+        TreeReply(4, ((-1, 5, 1, 0, b""), (0, 2**20, 0, 2**40, pack_ids([1, 2])))),
     ],
 }
 

@@ -42,7 +42,8 @@ class Chat:
         body: ChatRequest = await services.read(request, ChatRequest)
         name = check_rid(body.rid or body.request_id) or new_id("chatcmpl-")
         call = await self.accept(body, name, services.owner(request))
-        form = ChatFormat(services, call.chat, name, body.stream_options, call.answer)
+        timeline = bool(body.return_timeline)
+        form = ChatFormat(services, call.chat, name, body.stream_options, call.answer, timeline)
         return await services.respond(request, [call.prompt], form, bool(body.stream))
 
     async def accept(self, body: ChatRequest, name: str, owner: bytes) -> ChatCall:

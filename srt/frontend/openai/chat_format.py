@@ -24,9 +24,16 @@ from srt.messages import Finish, TextDelta, unpack_ids
 
 class ChatFormat:
     def __init__(
-        self, services: Services, chat: ChatPrompt, name: str, options: StreamOptions | None, answer: AnswerFormat
+        self,
+        services: Services,
+        chat: ChatPrompt,
+        name: str,
+        options: StreamOptions | None,
+        answer: AnswerFormat,
+        timeline: bool = False,
     ) -> None:
-        self._envelope = Envelope(name, "chat.completion", "chat.completion.chunk", services.model_name, options)
+        kind = "chat.completion"
+        self._envelope = Envelope(name, kind, f"{kind}.chunk", services.model_name, options, timeline)
         self._words = services.words
         self._chat = chat
         self._answer = answer

@@ -36,8 +36,15 @@ class Envelope:
     """What stands around the choices of every answer and every chunk of one request."""
 
     def __init__(
-        self, name: str, answer_object: str, chunk_object: str, model_name: str, options: StreamOptions | None
+        self,
+        name: str,
+        answer_object: str,
+        chunk_object: str,
+        model_name: str,
+        options: StreamOptions | None,
+        timeline: bool,
     ) -> None:
+        self._timeline = timeline
         self.continuous_usage = bool(options and options.continuous_usage_stats)
         self._include_usage = bool(options and options.include_usage)
         base = {"id": name, "object": answer_object, "created": int(time.time()), "model": model_name}
@@ -49,9 +56,14 @@ class Envelope:
         self.rest = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
 
     def answer(self, choices: list[dict[str, Any]], generations: Sequence[Generation]) -> dict[str, Any]:
+        if self._timeline:
+            for choice, generation in zip(choices, generations, strict=True):
+                choice["timeline"] = generation.timeline.stretches()
         return {**self._answer_base, "choices": choices, "usage": usage(generations)}
 
     def event(self, choice: dict[str, Any], generation: Generation) -> bytes:
+        if self._timeline and choice["finish_reason"] is not None:
+            choice["timeline"] = generation.timeline.stretches()
         chunk = {**self._chunk_base, "choices": [choice]}
         if self.continuous_usage:
             chunk["usage"] = usage([generation])

@@ -95,7 +95,8 @@ class Completions:
 
 class CompletionFormat:
     def __init__(self, services: Services, name: str, body: CompletionRequest, echoed: Mapping[str, str]) -> None:
-        self._envelope = Envelope(name, "text_completion", "text_completion", services.model_name, body.stream_options)
+        kind, timeline = "text_completion", bool(body.return_timeline)
+        self._envelope = Envelope(name, kind, kind, services.model_name, body.stream_options, timeline)
         self._texts = services.texts
         self._eos = services.model.eos_token_ids
         self._echoed = echoed

@@ -1,0 +1,185 @@
+"""L1, main process: the page at `/`, and what it asks for once a second.
+
+Whatever is dear to find out is found out at most once a second, however many look, and not at all while nobody does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import psutil
+from aiohttp import web
+
+from srt.frontend.errors import RequestError
+from srt.frontend.generation import Generation
+from srt.frontend.metrics import Load
+from srt.frontend.services import Services, json_response
+from srt.messages import TreeReply, unpack_ids
+
+PAGE = Path(__file__).with_name("live_page.html")
+PERIOD = 1.0  # seconds for which an answer serves all who ask
+MOST_NODES = 1000
+MOST_REQUESTS = 256
+MOST_TEXT = 64  # tokens of a node, from its beginning
+REMEMBERED = 8  # trees, of each engine, in which a node can still be found
+
+
+class LivePage:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._processes = _Processes()
+        self._gpus = _Gpus() if services.config.device == "cuda" else None
+        self._trees: list[deque[TreeReply]] = [deque(maxlen=REMEMBERED) for _ in services.boards]
+        self._asking = asyncio.Lock()
+        self._data: dict[str, Any] = {}
+        self._until = 0.0
+
+    @cached_property
+    def _page(self) -> bytes:
+        return PAGE.read_bytes()
+
+    async def root(self, request: web.Request) -> web.Response:
+        """Nothing on the page is a secret: all that it shows it asks for, with the API key if there is one."""
+        if "text/html" not in request.headers.get("Accept", ""):
+            return web.Response(text="Lockstep is running\n")
+        return web.Response(body=self._page, content_type="text/html", charset="utf-8")
+
+    async def data(self, request: web.Request) -> web.Response:
+        async with self._asking:
+            if time.monotonic() >= self._until:
+                await asyncio.gather(*map(self._ask_for_tree, range(len(self._trees))))
+                self._data = self._gather()
+                self._until = time.monotonic() + PERIOD
+        return json_response(self._data)
+
+    async def node(self, request: web.Request) -> web.Response:
+        """The first words of a node of a tree that was shown."""
+        services = self._services
+        if not services.config.page_show_text:
+            raise RequestError("Texts are shown where the server was started with --page-show-text.", status=403)
+        try:
+            engine, ticket, index = (int(request.query.get(name, "")) for name in ("engine", "ticket", "index"))
+            tree = next(tree for tree in self._trees[engine] if tree.ticket == ticket)
+            tokens, ids = tree.nodes[index][1], tree.nodes[index][4]
+        except (ValueError, IndexError, StopIteration):
+            raise RequestError("This node is not there any more.", status=404) from None
+        text = services.words.tokenizer.decode(unpack_ids(ids), skip_special_tokens=False)
+        return json_response({"text": text, "is_whole": len(ids) == 4 * tokens})
+
+    async def _ask_for_tree(self, engine: int) -> None:
+        """Without an answer the page shows the last one, and its other news."""
+        text = MOST_TEXT if self._services.config.page_show_text else 0
+        with contextlib.suppress(RequestError):
+            self._trees[engine].append(await self._services.manager.tree(engine, MOST_NODES, text))
+
+    def _gather(self) -> dict[str, Any]:
+        services, now = self._services, time.monotonic()
+        live = list(services.manager.live)
+        return {
+            "now": now,
+            "model": services.model_name,
+            "shows_text": services.config.page_show_text,
+            "status": "failed" if services.manager.failure else "ready" if services.manager.is_open else "stopping",
+            "processes": self._processes.usage(now),
+            "gpus": [] if self._gpus is None else self._gpus.usage(),
+            "engines": [self._engine(engine) for engine in range(len(services.boards))],
+            "itl": services.metrics.inter_token,
+            "requests": [_request(generation) for generation in live[:MOST_REQUESTS]],
+            "num_requests": len(live),
+        }
+
+    def _engine(self, engine: int) -> dict[str, Any]:
+        board = self._services.boards[engine]
+        records = [board.read(rank) for rank in range(board.num_ranks)]
+        load, rates = Load(records[0].gauges), self._services.metrics.engines[engine]
+        trees = self._trees[engine]
+        return {
+            "running": load.running,
+            "waiting": load.waiting,
+            "pool": {
+                "used": load.used, "cached": load.cached - load.locked, "free": load.free, "total": load.total
+            },
+            "hit_rate": rates.cache_hit_rate,
+            "generated": rates.total,
+            "retractions": load.retractions,
+            "evicted": load.evicted,
+            "ranks": [{"step": record.step, "phase": record.phase.name.lower()} for record in records],
+            "tree": {"ticket": trees[-1].ticket, "nodes": [node[:4] for node in trees[-1].nodes]} if trees else None,
+        }  # fmt: skip
+
+
+def _request(generation: Generation) -> list[Any]:
+    """As short as can be, since there may be many: rid, engine, tokens of prompt, cached, generated, and marks."""
+    timeline = generation.timeline
+    return [
+        generation.rid,
+        generation.assignment.engine,
+        generation.prompt.num_tokens,
+        generation.cached_tokens,
+        generation.completion_tokens,
+        timeline.received,
+        timeline.sent,
+        timeline.admitted,
+        timeline.first_token,
+    ]
+
+
+class _Processes:
+    """The house's, and what they use."""
+
+    REFRESH = 10.0  # seconds after which it is looked for new ones
+
+    def __init__(self) -> None:
+        self._known: dict[int, psutil.Process] = {}
+        self._due = 0.0
+
+    def usage(self, now: float) -> list[dict[str, Any]]:
+        """CPU in percent of a core, since the last call; memory that is resident, in bytes."""
+        if now >= self._due:
+            self._due = now + self.REFRESH
+            own = psutil.Process()
+            found = {process.pid: process for process in (own, *own.children(recursive=True))}
+            self._known = {pid: self._known.get(pid, process) for pid, process in found.items()}
+        told = []
+        for pid, process in self._known.items():
+            try:
+                with process.oneshot():
+                    title = " ".join(process.cmdline()).removeprefix("lockstep: ")
+                    cpu, memory = process.cpu_percent(), process.memory_info().rss
+            except psutil.Error:  # it has ended
+                self._due = 0.0
+                continue
+            told.append({"pid": pid, "title": title[:40], "cpu": cpu, "memory": memory})
+        return told
+
+
+class _Gpus:
+    """This host's, as NVIDIA's driver tells of them; none where its Python package is not there."""
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception:  # no package, or a driver without the library
+            self._nvml = None
+        else:
+            self._nvml = pynvml
+
+    def usage(self) -> list[dict[str, Any]]:
+        """Use in percent of the time, memory in bytes."""
+        nvml, told = self._nvml, []
+        for index in range(nvml.nvmlDeviceGetCount() if nvml else 0):
+            try:
+                device = nvml.nvmlDeviceGetHandleByIndex(index)
+                use, memory = nvml.nvmlDeviceGetUtilizationRates(device), nvml.nvmlDeviceGetMemoryInfo(device)
+            except nvml.NVMLError:  # it tells this to its owner alone
+                continue
+            told.append({"index": index, "use": use.gpu, "memory": memory.used, "total": memory.total})
+        return told

@@ -1,0 +1,104 @@
+"""Shared: where one request's time goes. Owns the names of the marks on its way, and of the stretches between them.
+
+All marks are CLOCK_MONOTONIC in seconds, which is one clock for all processes of a host. Each is set by whoever
+gets the request there; scheduler and detokenizer send theirs with the tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from itertools import accumulate
+from operator import attrgetter, sub
+
+from srt.messages import Started, TextBatch
+
+STRETCHES = (
+    ("parse", "received", "parsed", "the head of the HTTP request is there, until its body is read and decoded"),
+    ("render", "parsed", "rendered", "until the chat template has made a prompt of the messages; 0 without a chat"),
+    ("tokenize", "rendered", "tokenized", "until the prompt is token ids; 0 where ids were sent"),
+    ("dispatch", "tokenized", "sent", "checks and the compilation of a grammar, until it is on its way to the engine"),
+    ("transit", "sent", "heard", "until the leader has it in the inbox of a step"),
+    ("queue", "heard", "admitted", "until it has a row and memory and is part of a step's plan"),
+    ("launch", "admitted", "launched", "until the first forward with it is launched"),
+    ("prefill", "launched", "first_token", "until its first token is on the CPU"),
+    ("decode", "first_token", "last_token", "until its last token is on the CPU"),
+    (
+        "release",
+        "last_token",
+        "released",
+        "until the last token leaves for the detokenizer, once all ranks agree on it",
+    ),
+    ("detokenize", "released", "detokenized", "until the last token is text"),
+    ("deliver", "detokenized", "taken", "until the main process has that text"),
+    ("write", "taken", "written", "until the last piece of the answer is about to be handed to the socket"),
+)
+"""(name, from which mark, to which mark, what happens) in order: each begins where the last one ended."""
+
+NAMES = tuple(name for name, *_ in STRETCHES)
+MARKS = ("received", *(end for _, _, end, _ in STRETCHES))
+_MARKS = attrgetter(*MARKS)
+_HEADER = ",".join([f"{name}=%.6f" for name in NAMES])
+
+
+class Arrival:
+    """The marks that all choices of one HTTP request have in common; 0 where it has not been, or need not be."""
+
+    __slots__ = ("parsed", "received", "rendered", "tokenized", "traceparent")
+
+    def __init__(self, traceparent: str = "") -> None:
+        self.traceparent = traceparent  # the header of that name
+        self.received = time.monotonic()
+        self.parsed = self.rendered = self.tokenized = 0.0
+
+
+_arrival: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
+
+
+def arrive(traceparent: str = "") -> Arrival:
+    """From now on `arrival` means the request that comes in now, in this task."""
+    arrived = Arrival(traceparent)
+    _arrival.set(arrived)
+    return arrived
+
+
+def arrival() -> Arrival:
+    """Of the request that this task is about."""
+    return _arrival.get() or arrive()
+
+
+class Timeline:
+    """The marks of one choice. What has not happened, or not to this request, is 0 and counts as its predecessor."""
+
+    __slots__ = (*MARKS, "_kept")
+
+    def __init__(self, arrived: Arrival) -> None:
+        self._kept: list[float] | None = None
+        self.received = arrived.received
+        self.parsed, self.rendered, self.tokenized = arrived.parsed, arrived.rendered, arrived.tokenized
+        self.sent = self.heard = self.admitted = self.launched = 0.0
+        self.first_token = self.last_token = self.released = self.detokenized = self.taken = self.written = 0.0
+
+    def start(self, started: Started) -> None:
+        self.heard, self.admitted, self.launched = started.heard, started.admitted, started.launched
+
+    def end(self, batch: TextBatch, taken: float) -> None:
+        """Of its last token, which came with `batch`."""
+        self.last_token, self.released, self.detokenized = batch.computed, batch.released, batch.detokenized
+        self.taken = taken
+
+    def marks(self) -> list[float]:
+        """In order, none before its predecessor. Several ask once it is written, so they are kept."""
+        if self._kept is None or self._kept[-1] < self.written:
+            self._kept = list(accumulate(_MARKS(self), max))
+        return self._kept
+
+    def stretches(self) -> dict[str, float]:
+        """Seconds by name. They add up to what lies between the first mark and the last."""
+        marks = self.marks()
+        return dict(zip(NAMES, map(sub, marks[1:], marks), strict=False))
+
+    def header(self) -> str:
+        """The stretches as one HTTP header."""
+        marks = self.marks()
+        return _HEADER % tuple(map(sub, marks[1:], marks))

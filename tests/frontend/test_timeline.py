@@ -1,0 +1,144 @@
+"""Where the time of a request goes: its marks are in order, its stretches add up, and each is observed once."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from frontend_harness import Server, events_of
+
+from srt.observe.timeline import MARKS, NAMES, Arrival, Timeline
+
+SAMPLING = {"max_new_tokens": 3, "ignore_eos": True}
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("s"), metrics_names="lockstep,sglang,vllm") as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def quiet_engine(server):
+    yield
+    server.engine.reset()
+
+
+def check(timeline, wall):
+    assert list(timeline) == list(NAMES)
+    assert min(timeline.values()) >= 0
+    assert 0 < sum(timeline.values()) <= wall
+
+
+def timed(call, *arguments):
+    began = time.monotonic()
+    return call(*arguments), time.monotonic() - began
+
+
+def test_generate_always_tells(server):
+    server.engine.step_s = 0.02
+    answer, wall = timed(server.ok, "/generate", {"text": "abc", "sampling_params": SAMPLING})
+    timeline = answer["meta_info"]["timeline"]
+    check(timeline, wall)
+    assert timeline["tokenize"] > 0
+    assert timeline["decode"] >= 0.04
+    events, wall = timed(server.stream, "/generate", {"text": "abc", "sampling_params": SAMPLING})
+    check(events[-1]["meta_info"]["timeline"], wall)
+    assert "timeline" not in events[0]["meta_info"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"), [("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/completions", {"prompt": "abc"})]
+)
+def test_openai_routes_tell_if_asked(server, path, source):
+    body = {**source, "max_tokens": 3, "n": 2}
+    assert "timeline" not in server.ok(path, body)["choices"][0]
+    answer, wall = timed(server.ok, path, {**body, "return_timeline": True})
+    assert len(answer["choices"]) == 2
+    for choice in answer["choices"]:
+        check(choice["timeline"], wall)
+        assert (choice["timeline"]["render"] > 0) == ("messages" in source)
+    events, wall = timed(server.stream, path, {**body, "return_timeline": True})
+    told = [choice for event in events for choice in event["choices"] if "timeline" in choice]
+    assert [choice["finish_reason"] for choice in told] == ["length", "length"]
+    for choice in told:
+        check(choice["timeline"], wall)
+
+
+def test_headers_tell_the_same(server):
+    _, headers, raw = server.request("POST", "/generate", {"text": "abc", "sampling_params": SAMPLING})
+    timeline = json.loads(raw)["meta_info"]["timeline"]
+    pairs = [pair.split("=") for pair in headers["x-lockstep-timeline"].split(",")]
+    assert {name: float(value) for name, value in pairs} == {
+        name: pytest.approx(value, abs=1e-6) for name, value in timeline.items()
+    }
+    assert float(headers["x-lockstep-total"]) == pytest.approx(sum(timeline.values()), abs=2e-5)
+
+
+def test_a_kept_connection_starts_anew_with_each_request(server):
+    server.ok("/generate", {"text": "abc", "sampling_params": SAMPLING})
+    body = json.dumps({"text": "abc", "sampling_params": SAMPLING, "stream": True}).encode()
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    for _ in range(2):
+        began = time.monotonic()
+        connection.request("POST", "/generate", body)
+        timeline = events_of(connection.getresponse().read())[-1]["meta_info"]["timeline"]
+        check(timeline, time.monotonic() - began)
+        time.sleep(0.05)
+    connection.close()
+
+
+def test_marks_never_go_back():
+    timeline = Timeline(Arrival())
+    received = timeline.received
+    timeline.parsed, timeline.sent, timeline.taken = received + 1, received + 0.5, received + 2
+    marks = timeline.marks()
+    assert len(marks) == len(MARKS)
+    assert marks == sorted(marks)
+    stretches = timeline.stretches()
+    assert stretches["parse"] == pytest.approx(1)
+    assert stretches["deliver"] == pytest.approx(1)
+    assert sum(stretches.values()) == pytest.approx(2)
+
+
+# ---- metrics --------------------------------------------------------------------------------------------------------
+
+
+def observations(server):
+    """By series, how often each histogram has been observed."""
+    page = server.request("GET", "/metrics")[2].decode()
+    return {name: float(value) for name, value in re.findall(r"^(\S+_count\{\S*\}) (\S+)$", page, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_two_scrapes_around_a_request_differ_by_one_in_each_histogram(server, stream):
+    before = observations(server)
+    assert sum("stretch=" in name for name in before) == len(NAMES)
+    assert len({name.partition(":")[0] for name in before}) == 3
+    body = {"text": "abc", "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
+    for _ in range(40):
+        if stream:
+            server.stream("/generate", body)
+        else:
+            server.ok("/generate", body)
+        after = observations(server)
+        assert {name: count - before[name] for name, count in after.items()} == dict.fromkeys(after, 1)
+        before = after
+
+
+def test_aborted_requests_and_errors_are_counted_and_not_observed(server):
+    before = observations(server)
+    server.engine.fail_status = 503
+    assert server.post("/generate", {"text": "abc"})[0] == 503
+    assert server.post("/generate", {"text": 1})[0] == 400
+    assert observations(server) == before
+    page = server.request("GET", "/metrics")[2].decode()
+    assert 'lockstep:errors_total{model_name="tiny",status="400"} 1' in page
+    assert 'lockstep:errors_total{model_name="tiny",status="503"} 1' in page
+    assert 'lockstep:requests_aborted_total{model_name="tiny"} 1' in page
+    assert 'vllm:cache_config_info{model_name="tiny",engine="0",block_size="1",num_gpu_blocks="1000"} 1' in page

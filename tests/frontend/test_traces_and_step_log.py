@@ -1,0 +1,82 @@
+"""A line in the log every few seconds, and traces as a collector gets them."""
+
+import json
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from frontend_harness import Server
+
+from srt.board import GAUGES, Board, RankRecord
+from srt.frontend.metrics import Metrics
+from srt.frontend.step_log import SECONDS, StepLog
+
+BODY = {"text": "a secret", "rid": "mine", "sampling_params": {"max_new_tokens": 3, "temperature": 0.25}}
+
+
+def test_a_line_every_few_seconds_in_which_something_was_served(caplog, tmp_path):
+    board = Board.create(str(tmp_path / "board"), 1)
+    record, metrics = RankRecord(board, 0), Metrics(["lockstep"], "m", 1)
+    log = StepLog([board], metrics)
+    with caplog.at_level(logging.INFO):
+        log.tick(100.0)
+        assert not caplog.records
+        record.gauges(**{**dict.fromkeys(GAUGES, 0), "running": 2, "waiting": 1, "pool_total": 200, "pool_free": 150})
+        metrics.next_tokens(0, 50, 0.1)
+        log.tick(100.0 + SECONDS / 2)
+        assert not caplog.records
+        log.tick(100.0 + SECONDS)
+        record.gauges(**dict.fromkeys(GAUGES, 0))
+        log.tick(100.0 + 2 * SECONDS)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "running 2, waiting 1, 50 of 200 tokens in use (25.0 %), hit rate 0.00, 10.0 tokens/s"
+    board.close()
+
+
+class Collector(HTTPServer):
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Taker)
+        self.spans = []
+
+
+class Taker(BaseHTTPRequestHandler):
+    def do_POST(self):
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        raw = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            import gzip
+
+            raw = gzip.decompress(raw)
+        for resource in ExportTraceServiceRequest.FromString(raw).resource_spans:
+            for scope in resource.scope_spans:
+                self.server.spans += scope.spans
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_collector_gets_a_span_for_the_request_and_one_for_each_stretch(tmp_path):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    collector = Collector()
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    endpoint = f"http://127.0.0.1:{collector.server_address[1]}/v1/traces"
+    with Server(tmp_path, otlp_traces_endpoint=endpoint) as server:
+        headers = {"traceparent": f"00-{trace}-{parent}-01"}
+        _, _, raw = server.request("POST", "/generate", BODY, headers=headers)
+    collector.shutdown()
+    collector.server_close()
+    stretches = json.loads(raw)["meta_info"]["timeline"]
+    spans = {span.name: span for span in collector.spans}
+    assert spans.keys() == {"request"} | {name for name, seconds in stretches.items() if seconds}
+    whole = spans.pop("request")
+    assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (trace, parent)
+    assert {attribute.key for attribute in whole.attributes} >= {"gen_ai.usage.input_tokens", "gen_ai.response.id"}
+    for name, span in spans.items():
+        assert (span.trace_id, span.parent_span_id) == (whole.trace_id, whole.span_id)
+        seconds = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+        assert seconds == pytest.approx(stretches[name], abs=1e-5)
