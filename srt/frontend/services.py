@@ -105,7 +105,6 @@ class Services:
         timeline = generations[-1].timeline
         response.headers["x-lockstep-timeline"] = timeline.header()
         response.headers["x-lockstep-total"] = f"{timeline.written - timeline.received:.6f}"
-        self.metrics.written(generations)
         return response
 
     async def answer(self, prompts: Sequence[Prompt], form: Format) -> Any:
@@ -119,6 +118,7 @@ class Services:
             now = time.monotonic()
             for generation in generations:
                 generation.timeline.written = now
+            self.metrics.written(generations)
         return generations, collector.answers
 
     async def read(self, request: web.Request, kind: type) -> Any:
