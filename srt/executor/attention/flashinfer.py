@@ -33,7 +33,7 @@ from srt.scheduler.schedule_batch import ScheduleBatch
 WORTH_GATHERING = 4
 """Positions seen per query up to which copying them costs less than it gains."""
 
-WORTH_SHARING = 24 << 20
+WORTH_SHARING = 48 << 20
 """Bytes of a layer that need not be read, from which on another launch costs less."""
 
 
