@@ -53,10 +53,9 @@ class PagedPart:
     info: Any
     q_indptr: torch.Tensor
     pages: Pages
-    causal: bool
 
     def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
-        self.kernel.run(self.info, q_NHC, kv_2TGC, self.q_indptr, self.pages, o_NHC, causal=self.causal)
+        self.kernel.run(self.info, q_NHC, kv_2TGC, self.q_indptr, self.pages, o_NHC)
 
 
 @dataclass(frozen=True)
@@ -163,13 +162,13 @@ class FlashInferBackend:
         gathers = kv_lens_B.sum() <= WORTH_GATHERING * lengths_B.sum()
         page_size = 1 if gathers else self.shape.page_size
         kernel = self._prefill if gathers else self._paged_prefill
-        info = kernel.plan(lengths_B, kv_lens_B, page_size, causal=True)
+        info = kernel.plan(lengths_B, kv_lens_B, page_size)
         q_indptr = np.concatenate(([0], np.cumsum(lengths_B)))
         row_B, ends_B, q_indptr = upload(self.device, plan.row[rows], kv_lens_B, q_indptr)
         pages = self._pages(row_B, ends_B, kv_lens_B, slots_RP, page_size)
         if gathers:
             return GatheredPart(rows, kernel, info, q_indptr.int(), pages.kv_indptr, pages.kv_indices)
-        return PagedPart(rows, kernel, info, q_indptr.int(), pages, causal=True)
+        return PagedPart(rows, kernel, info, q_indptr.int(), pages)
 
     def _pages(
         self, rows_B: torch.Tensor, ends_B: torch.Tensor, kv_lens_B: np.ndarray, slots_RP: torch.Tensor, page_size: int

@@ -17,7 +17,7 @@ from flashinfer.prefill import get_batch_prefill_module
 
 INT_WORKSPACE = 8 << 20
 LEAST_FLOAT_WORKSPACE = 128 << 20
-NO_MASK, CAUSAL = 0, 1
+CAUSAL = 1
 NHD = 0
 NO_VARIANT = (None,) * 6
 """Masks, slopes and lengths of what else the kernels can do."""
@@ -62,10 +62,6 @@ class Pages:
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.kv_indptr, self.kv_indices, self.last_page_len
 
-    def of(self, num_rows: int) -> Pages:
-        """The same memory for fewer rows."""
-        return Pages(self.kv_indptr[: num_rows + 1], self.kv_indices, self.last_page_len[:num_rows])
-
 
 class Kernel:
     """One of FlashInfer's kernels for one shape of heads, and the memory that its schedules live in."""
@@ -98,15 +94,8 @@ class Kernel:
         lengths_B: np.ndarray,
         kv_lens_B: np.ndarray,
         page_size: int,
-        *,
-        causal: bool,
-        fixed_grid: bool = False,
-        split: bool = True,
     ) -> Any:
-        """The schedule of rows with `lengths_B` queries that see `kv_lens_B` positions, for `run`.
-
-        With `fixed_grid` all schedules of as many rows launch the same blocks, so that a CUDA graph may hold the run.
-        """
+        """The schedule of rows with `lengths_B` queries, the last of which sees all of `kv_lens_B` positions."""
         shape = self._shape
         num_rows = len(kv_lens_B)
         self._staged.reverse()
@@ -116,7 +105,7 @@ class Kernel:
         np.cumsum(lengths_B, out=indptrs[0, 1:])
         np.cumsum(-(-kv_lens_B // page_size), out=indptrs[1, 1:])
         q_indptr, kv_indptr = torch.from_numpy(indptrs)
-        options = (-1, not split, 0) if self._backend == "fa2" else ()
+        options = (-1, False, 0) if self._backend == "fa2" else ()
         info = self._module.plan(
             self._scratch,
             self._schedule,
@@ -129,10 +118,10 @@ class Kernel:
             shape.num_heads,
             shape.num_kv_heads,
             page_size,
-            fixed_grid,
+            False,  # not for a CUDA graph
             shape.head_dim,
             shape.head_dim,
-            causal,
+            True,  # causal
             -1,
             *options,
         )
@@ -147,9 +136,8 @@ class Kernel:
         q_indptr: torch.Tensor,
         pages: Pages,
         o_NHC: torch.Tensor,
-        *,
-        causal: bool,
     ) -> None:
+        """Causal, over pages."""
         shape = self._shape
         k, v = kv_2TGC.view(2, -1, shape.page_size, shape.num_kv_heads, shape.head_dim)
         self._module.paged_run(
@@ -165,7 +153,7 @@ class Kernel:
             pages.last_page_len,
             o_NHC,
             None,
-            CAUSAL if causal else NO_MASK,
+            CAUSAL,
             NHD,
             -1,
             self._overlaps,
