@@ -68,8 +68,8 @@ class Device:
         pass
 
     def result(self, launched: ScheduleBatch) -> StepResult:
-        ends = (launched.start + launched.length)[launched.samples]
-        return StepResult(((ends * 7919 + launched.row[launched.samples] * 104_729) % VOCABULARY).astype(np.int32))
+        ends, rows = launched.sampled_positions, launched.sampled_rows
+        return StepResult(((ends * 7919 + rows * 104_729) % VOCABULARY).astype(np.int32))
 
 
 class Record:

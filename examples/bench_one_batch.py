@@ -65,6 +65,7 @@ class Driver:
         slots = [self._slots[r, s:e] for r, s, e in zip(row, start, end, strict=True)]
         arrays = (a.astype(np.int32) for a in (row, start, length, end - samples))
         num_decode = len(row) if decode else 0
+        samples = samples.astype(np.int32)
         return ScheduleBatch(0, opened, num_decode, *arrays, samples, start.astype(np.int32), np.concatenate(slots))
 
     def prefill(self, prompts: int, length: int, chunk: int) -> list[ScheduleBatch]:

@@ -56,7 +56,7 @@ class Device:
         end = time.perf_counter() + STEP_SECONDS
         while time.perf_counter() < end:
             pass
-        return StepResult((launched.start + launched.length)[launched.samples] % VOCAB)
+        return StepResult(launched.sampled_positions % VOCAB)
 
 
 class EncodingOutlet(SilentOutlet):

@@ -39,8 +39,7 @@ class FakeDevice:
 
     def forward(self, batch: ScheduleBatch) -> Launched:
         self._end = max(perf_counter(), self._end) + self._step_seconds
-        ends = (batch.start + batch.length)[batch.samples]
-        rows = batch.row[batch.samples]
+        ends, rows = batch.sampled_positions, batch.sampled_rows
         return Launched(self._end, self._vocabulary[(ends * 7919 + rows * 104729) % len(self._vocabulary)])
 
     def sample(self, launched: Launched, masks: TokenMasks | None) -> None:

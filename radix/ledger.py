@@ -141,6 +141,14 @@ class Ledger:
             self.table[tenancy.row, tenancy.allocated : end] = self._take(pages)
             tenancy.allocated = end
 
+    def shrink(self, tenancy: Tenancy, length: int) -> None:
+        """Takes back the pages that hold no position below `length`. They must be the row's own."""
+        end = self._whole_pages(length)
+        assert end >= tenancy.shared, "shared pages"
+        if end < tenancy.allocated:
+            self.allocator.free(self.table[tenancy.row, end : tenancy.allocated])
+            tenancy.allocated = end
+
     def grow_all(self, tenancies: list[Tenancy], lengths: list[int]) -> None:
         """`grow` for a whole step: the rows that need one page, as in decoding, get theirs in a single allocation."""
         page_size = self.page_size

@@ -13,6 +13,16 @@ class Matcher(Protocol):
 
     def accept(self, token: int) -> None: ...
 
+    def look_ahead(self, token: int) -> bool:
+        """Accepts a token that may be allowed; if it is not, says so and changes nothing."""
+
+    def look_back(self, count: int) -> None:
+        """Takes the last `count` tokens back that were looked ahead at."""
+
+    def forced(self, most: int) -> tuple[Sequence[int], int]:
+        """Tokens, at most so many, of a text that the grammar leaves no choice about; and how many of these alone are
+        allowed, where other tokens may spell the others' text too."""
+
     @property
     def ended(self) -> bool:
         """Whether nothing but EOS may follow."""

@@ -81,6 +81,28 @@ class LLGuidanceMatcher:
     def accept(self, token: int) -> None:
         self.inner.consume_token(token)
 
+    def look_ahead(self, token: int) -> bool:
+        return self.inner.try_consume_tokens([token]) == 1
+
+    def look_back(self, count: int) -> None:
+        if count:
+            self.inner.rollback(count)
+
+    def forced(self, most: int) -> tuple[list[int], int]:
+        """Tokens that alone are in the mask, one after the other: where bytes are forced the mask has only the first
+        token of those that the tokenizer makes of them.
+
+        A single byte forces no token that is worth a draft, and is found out sooner.
+        """
+        tokens: list[int] = []
+        while len(tokens) < most and len(self.inner.compute_ff_bytes()) > 1:
+            forced = self.inner.compute_ff_tokens()[:1]
+            if not forced or not self.look_ahead(forced[0]):
+                break
+            tokens += forced
+        self.look_back(len(tokens))
+        return tokens, len(tokens)
+
     @property
     def ended(self) -> bool:
         return self.inner.is_stopped()

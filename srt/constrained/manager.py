@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ import numpy as np
 from srt.constrained.backend import Backend, Compiled, Matcher
 from srt.messages import Grammar
 from srt.registry import Registry
-from srt.scheduler.schedule_batch import Accepted, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, Draft, TokenMasks
 from srt.schema_rules import GrammarError
 from srt.token_bytes import Vocabulary
 
@@ -30,9 +30,14 @@ BACKENDS = Registry(
     },
 )
 
+FORCED_MOST = 24
+"""Tokens ahead that are looked for at once, which bounds what a step spends on one request."""
+
 MAX_CACHED = 128  # compiled grammars
 MAX_CACHED_TEXT = 4 << 20  # bytes of their texts
 THREADS = 2
+
+NOTHING = Draft()
 
 Key = tuple[str, str]
 
@@ -44,8 +49,9 @@ class _Entry:
     serial: int
     size: int
     waiting: list[int] = field(default_factory=list)  # rids
-    compiling: Future[Compiled] | None = None
+    compiling: Future[tuple[Compiled, Draft]] | None = None
     compiled: Compiled | None = None
+    forced: Draft = NOTHING  # at its beginning: found out once, in the thread that compiles
 
 
 @dataclass
@@ -56,6 +62,28 @@ class _State:
     ignore_eos: bool  # an output that may go on does
     matcher: Matcher | None = None  # None until its grammar is there
     is_free: bool = False  # the token behind which the grammar holds has not come yet
+    forced: Draft = NOTHING  # behind the tokens so far, or where the grammar will begin
+
+    def begin(self, entry: _Entry) -> None:
+        self.matcher, self.forced = entry.compiled.matcher(), entry.forced
+
+    def ahead(self, draft: Draft) -> Iterator[bool]:
+        """Stands behind the certain tokens of a draft, then behind each of the others as long as they are allowed; in
+        the end where it stood."""
+        was_free, count = self.is_free, 0
+        for place, token in enumerate(draft.tokens):
+            if place >= draft.certain:
+                yield True
+            if self.is_free:
+                self.is_free = token != self.grammar.starts_after
+            elif self.matcher.look_ahead(token):
+                count += 1
+            else:
+                break
+        else:
+            yield True
+        self.matcher.look_back(count)
+        self.is_free = was_free
 
 
 class GrammarManager:
@@ -100,14 +128,14 @@ class GrammarManager:
         if entry.compiled is None:
             entry.waiting.append(rid)
             return False
-        state.matcher = entry.compiled.matcher()
+        state.begin(entry)
         return True
 
     def ready(self, serial: int) -> list[tuple[int, str]]:
         key = self._compiling.pop(serial)
         entry = self._cache[key]
         try:
-            entry.compiled = entry.compiling.result()
+            entry.compiled, entry.forced = entry.compiling.result()
         except GrammarError as error:
             del self._cache[key]
             fault = str(error)
@@ -115,7 +143,7 @@ class GrammarManager:
             fault = ""
             self._evict()
             for rid in entry.waiting:
-                self._states[rid].matcher = entry.compiled.matcher()
+                self._states[rid].begin(entry)
         self._start()
         waiting, entry.waiting, entry.compiling = entry.waiting, [], None
         return [(rid, fault) for rid in waiting]
@@ -140,8 +168,9 @@ class GrammarManager:
         oldest = next(iter(self._compiling), None)
         return oldest is None or self._cache[self._queued[0]].serial < oldest + self._window
 
-    def _compile(self, backend: str, text: str) -> Compiled:
-        return self._backend(backend).compile(text)
+    def _compile(self, backend: str, text: str) -> tuple[Compiled, Draft]:
+        compiled = self._backend(backend).compile(text)
+        return compiled, _forced(compiled.matcher())
 
     def _backend(self, name: str) -> Backend:
         with self._making:
@@ -160,9 +189,23 @@ class GrammarManager:
 
     # ---- step by step -----------------------------------------------------------------------------------------------
 
-    def masks(self, rows: Sequence[int], rids: Sequence[int]) -> TokenMasks:
+    def masks(self, places: Sequence[int], rids: Sequence[int], drafts: Mapping[int, Draft]) -> TokenMasks:
         states = [self._states[rid] for rid in rids]
-        bits = np.empty((len(rows), self._num_words), np.int32)
+        if not drafts:
+            return TokenMasks(np.array(places, np.int32), self._fill(states))
+        # All that stand behind the same number of unsure tokens at a time.
+        every_place, every_bits = [], []
+        walks = [state.ahead(drafts.get(rid, NOTHING)) for state, rid in zip(states, rids, strict=True)]
+        offset, going = 0, list(zip(places, states, walks, strict=True))
+        while going := [(place, state, walk) for place, state, walk in going if next(walk, False)]:
+            every_place += [place + offset for place, _, _ in going]
+            every_bits.append(self._fill([state for _, state, _ in going]))
+            offset += 1
+        order = np.argsort(every_place)
+        return TokenMasks(np.array(every_place, np.int32)[order], np.concatenate(every_bits)[order])
+
+    def _fill(self, states: Sequence[_State]) -> np.ndarray:
+        bits = np.empty((len(states), self._num_words), np.int32)
         for name, backend in list(self._backends.items()):
             mine = [i for i, state in enumerate(states) if state.grammar.backend == name and not state.is_free]
             if len(mine) == len(states):
@@ -178,16 +221,30 @@ class GrammarManager:
                 going_on = bits[i] & self._not_ends
                 if going_on.any():
                     bits[i] = going_on
-        return TokenMasks(np.array(rows, np.int32), bits)
+        return bits
 
     def accept(self, rid: int, token: int) -> Accepted:
         state = self._states[rid]
         if state.is_free:
             state.is_free = token != state.grammar.starts_after
             return Accepted(ends=False)
-        matcher = state.matcher
+        matcher, (forced, certain) = state.matcher, state.forced
+        state.forced = Draft(forced[1:], max(0, certain - 1)) if forced[:1] == (token,) else NOTHING
         matcher.accept(token)
         return Accepted(matcher.ended, matcher.fault)
+
+    def forced(self, rid: int) -> Draft:
+        state = self._states[rid]
+        if state.is_free:
+            return NOTHING
+        if not state.forced.tokens:
+            state.forced = _forced(state.matcher)
+        return state.forced
+
+
+def _forced(matcher: Matcher) -> Draft:
+    tokens, certain = matcher.forced(FORCED_MOST)
+    return Draft(tuple(tokens), certain)
 
 
 def _all_but(forbidden: Sequence[int], size: int) -> np.ndarray:

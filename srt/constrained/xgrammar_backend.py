@@ -6,7 +6,7 @@ before (`srt/constrained/probe.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ import xgrammar
 
 from srt.schema_rules import GrammarError
 from srt.token_bytes import Vocabulary
+
+Encode = Callable[[str], list[int]]
 
 
 class XGrammar:
@@ -26,12 +28,13 @@ class XGrammar:
             stop_token_ids=list(vocabulary.eos_token_ids),
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._encode = vocabulary.encode
 
     def compile(self, text: str) -> CompiledGrammar:
         if "(=" in text:
             raise GrammarError("look-ahead assertions are not enforced")
         try:
-            return CompiledGrammar(self._compiler.compile_grammar(text))
+            return CompiledGrammar(self._compiler.compile_grammar(text), self._encode)
         except RuntimeError as error:
             raise GrammarError(str(error).rpartition("error")[2].strip(" :\n")) from None
 
@@ -42,18 +45,20 @@ class XGrammar:
 
 
 class CompiledGrammar:
-    def __init__(self, grammar: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, grammar: xgrammar.CompiledGrammar, encode: Encode) -> None:
         self._grammar = grammar
+        self._encode = encode
 
     def matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self._grammar)
+        return XGrammarMatcher(self._grammar, self._encode)
 
 
 class XGrammarMatcher:
     """Ends with EOS: that nothing else may follow is not told before."""
 
-    def __init__(self, grammar: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, grammar: xgrammar.CompiledGrammar, encode: Encode) -> None:
         self._inner = xgrammar.GrammarMatcher(grammar)
+        self._encode = encode
         self.fault = ""
 
     def fill(self, bits: torch.Tensor, row: int) -> None:
@@ -63,6 +68,19 @@ class XGrammarMatcher:
     def accept(self, token: int) -> None:
         if not self._inner.accept_token(token):
             self.fault = f"the token {token} does not follow the grammar"
+
+    def look_ahead(self, token: int) -> bool:
+        return not self.ended and self._inner.accept_token(token)
+
+    def look_back(self, count: int) -> None:
+        if count:
+            self._inner.rollback(count)
+
+    def forced(self, most: int) -> tuple[list[int], int]:
+        """The mask has all tokens that begin the text."""
+        text = "" if self.ended else self._inner.find_jump_forward_string()
+        # Its last token may go on.
+        return self._encode(text)[:-1][:most] if text else [], 0
 
     @property
     def ended(self) -> bool:

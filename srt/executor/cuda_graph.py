@@ -75,22 +75,27 @@ class DecodeGraphs:
         """On the stream that will launch them. Largest first, so that the others find their memory in its pool."""
         self._graphs = [self._capture(size, pool) for size in reversed(graph_sizes(self._spare_row))][::-1]
 
+    def hold(self, plan: ScheduleBatch) -> bool:
+        return 0 < plan.num_rows == plan.num_decode + plan.num_drafted and plan.num_tokens <= self._spare_row
+
     def forward(self, plan: ScheduleBatch) -> DecodeGraph:
-        """Launches a batch of decode rows; logits of its rows are then in `logits_BV`."""
-        num_rows, work = plan.num_rows, self._attention.work(plan)
-        graph = next(g for g in self._graphs if g.size >= num_rows and (work is None or g.cascade is not None))
-        counts_B = plan.start + plan.length - plan.table_start
-        if len(plan.slots) > num_rows or plan.opened:
+        """Launches a batch of decode rows; logits of its tokens are then in `logits_BV`.
+
+        To a graph, each token of a draft is a row: it sees what is stored of its row up to its own position.
+        """
+        num_tokens, work = plan.num_tokens, None if plan.num_drafted else self._attention.work(plan)
+        graph = next(g for g in self._graphs if g.size >= num_tokens and (work is None or g.cascade is not None))
+        if len(plan.slots) > num_tokens or plan.opened or plan.num_drafted:
             self._tables.apply(plan)
         inputs = np.zeros((6, graph.size), np.int64)
-        inputs[0, num_rows:] = self._spare_row
-        inputs[:3, :num_rows] = plan.row, plan.start, plan.slots[np.cumsum(counts_B) - 1]
+        inputs[0, num_tokens:] = self._spare_row
+        inputs[:3, :num_tokens] = tokens_of(plan)
         if work is None:
             self._upload(inputs[:3])
             graph.forward.replay()
         else:
             assert graph.cascade is not None
-            inputs[3:, :num_rows] = work.rows_3B
+            inputs[3:, :num_tokens] = work.rows_3B
             items = np.zeros((4, self._attention.most_items(graph.size)), np.int64)
             items[:, : work.items_4M.shape[1]] = work.items_4M
             self._upload(inputs, items)
@@ -144,6 +149,16 @@ class DecodeGraphs:
             part = DecodePart(slice(None), self._table.fill(rows_B, lengths_B, tables.slots_RP, tiling))
         attend = StepAttention(self._attention.cache, positions_B, slots_B, [part])
         self._model.logits(self._model.forward(ids_B, positions_B, attend), self.logits_BV[:size])
+
+
+def tokens_of(plan: ScheduleBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Table row, position and slot of each token of a step."""
+    counts_B = plan.start + plan.length - plan.table_start
+    if not plan.num_drafted:
+        return plan.row, plan.start, plan.slots[counts_B.cumsum() - 1]
+    token_N, before_B = np.arange(plan.num_tokens), plan.length.cumsum() - plan.length
+    slot_N = token_N + (counts_B.cumsum() - plan.length - before_B).repeat(plan.length)
+    return plan.row.repeat(plan.length), token_N + (plan.start - before_B).repeat(plan.length), plan.slots[slot_N]
 
 
 def captured(work: Any, pool: Any) -> torch.cuda.CUDAGraph:

@@ -15,7 +15,7 @@ import torch
 from srt.executor.attention.flashinfer import FlashInferBackend
 from srt.executor.attention.flashinfer_kernel import HeadShape
 from srt.executor.cuda_graph import DecodeGraph, DecodeGraphs
-from srt.executor.cuda_sampler import CudaSampler, ends
+from srt.executor.cuda_sampler import CudaSampler
 from srt.executor.forward_batch import ForwardBatch
 from srt.executor.kv_cache import zeros
 from srt.executor.logprobs import LogprobTensors, rate_prompts
@@ -41,8 +41,8 @@ class Launched:
     """A step on its way."""
 
     plan: ScheduleBatch
-    logits_SV: torch.Tensor | None = None  # of the rows that sample
-    graph: DecodeGraph | None = None
+    logits_SV: torch.Tensor | None = None  # of the tokens that are sampled
+    graph: DecodeGraph | None = None  # whose `draw` would sample them
     rated: LogprobTensors | None = None  # tokens of prompts
     # What its StepResult is made of, once `done`.
     tokens: torch.Tensor | None = None
@@ -111,9 +111,12 @@ class CudaRunner:
         launched = Launched(batch)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._sampler.open(batch.opened)
-            if self._graphs is not None and 0 < batch.num_rows == batch.num_decode:
-                launched.graph = self._graphs.forward(batch)
-                launched.logits_SV = self._graphs.logits_BV[: batch.num_rows]
+            if self._graphs is not None and self._graphs.hold(batch):
+                graph = self._graphs.forward(batch)
+                if batch.num_drafted:
+                    launched.logits_SV = self._graphs.logits_BV[self._sampled_tokens(batch)]
+                else:
+                    launched.graph, launched.logits_SV = graph, self._graphs.logits_BV[: batch.num_rows]
             else:
                 launched.logits_SV, launched.rated = self._forward(batch)
         return launched
@@ -152,7 +155,7 @@ class CudaRunner:
         return StepResult(tokens, logprobs, prompt)
 
     def _forward(self, plan: ScheduleBatch) -> tuple[torch.Tensor | None, LogprobTensors | None]:
-        """Logits of the rows that sample, or None, and what is said of tokens of prompts."""
+        """Logits of the tokens that are sampled, or None, and what is said of tokens of prompts."""
         self._tables.apply(plan)
         if plan.num_rows == 0:
             return None, None
@@ -167,6 +170,12 @@ class CudaRunner:
             return None, rated
         return self._model.logits(hidden_LD[: batch.num_samples]), rated
 
+    def _sampled_tokens(self, plan: ScheduleBatch) -> torch.Tensor:
+        """Behind which of the step's tokens one is sampled."""
+        last_B = plan.length.cumsum() - plan.samples.cumsum()
+        (tokens_S,) = upload(self._device, np.arange(int(plan.samples.sum())) + last_B.repeat(plan.samples))
+        return tokens_S
+
     def _sample(self, launched: Launched, masks: TokenMasks | None) -> Sampled:
         plan, logits_SV = launched.plan, launched.logits_SV
         assert logits_SV is not None
@@ -175,7 +184,7 @@ class CudaRunner:
             assert self._graphs is not None
             self._graphs.draw(launched.graph)
             return Sampled(self._graphs.tokens_B[: plan.num_rows])
-        rows_S, positions_S = upload(self._device, plan.row[plan.samples], ends(plan))
+        rows_S, positions_S = upload(self._device, plan.sampled_rows, plan.sampled_positions)
         tokens_RP = self._tables.tokens_RP
         if only_draws:
             sampled = Sampled(self._sampler.draw(logits_SV, rows_S, positions_S))
@@ -198,7 +207,7 @@ def plan_of_spare_slots(num_rows: int, num_decode: int, length: int, wish: Sampl
         start=start,
         length=lengths,
         first_logit=lengths - 1,
-        samples=np.ones(num_rows, bool),
+        samples=np.ones(num_rows, np.int32),
         table_start=start,
         slots=np.zeros(int(lengths.sum()), np.int32),
     )

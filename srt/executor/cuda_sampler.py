@@ -3,7 +3,7 @@
 Most batches want nothing but a temperature: they take `draw`, which a CUDA graph may hold. The others take the kernels
 of edits and filters before.
 
-Shapes: R table rows, S sampled rows, V tokens that exist, P positions, C parameters, K candidates, M edits.
+Shapes: R table rows, S sampled tokens, V tokens that exist, P positions, C parameters, K candidates, M edits.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class CudaSampler:
 
     def only_draws(self, plan: ScheduleBatch, masks: TokenMasks | None) -> bool:
         """Whether `draw` is all that these rows want."""
-        wanted = self._table.take(plan.row[plan.samples])
+        wanted = self._table.take(plan.sampled_rows)
         more = wanted.penalised | wanted.biased | wanted.filtered | (wanted.logprobs >= 0)
-        return masks is None and not (more | (ends(plan) < wanted.min_end)).any()
+        return masks is None and not (more | (plan.sampled_positions < wanted.min_end)).any()
 
     def draw(self, logits_SV: torch.Tensor, rows_S: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:
         """int32 tokens that will stand at `positions_S`: greedy or drawn at the row's temperature."""
@@ -70,7 +70,7 @@ class CudaSampler:
         masks: TokenMasks | None,
     ) -> Sampled:
         """`logits_SV` has the vocabulary's padding too; `tokens_RP` is the token table, read for penalties."""
-        wanted = self._table.take(plan.row[plan.samples])
+        wanted = self._table.take(plan.sampled_rows)
         temperature_S, top_p_S, min_p_S, *penalties = self._floats_CR[:, rows_S]
         seeds_S, top_k_S, prompt_lens_S = self._integers_CR[:, rows_S]
         tokens_S = sampling.filtered(
@@ -84,20 +84,20 @@ class CudaSampler:
             min_p_S,
             Penalties(*penalties, rows_S, positions_S, prompt_lens_S, tokens_RP) if wanted.penalised.any() else None,
             self._biases(plan, wanted),
-            None if masks is None else self._masks(plan, masks),
+            None if masks is None else self._masks(len(rows_S), masks),
         )
         if not (wanted.logprobs >= 0).any():
             return Sampled(tokens_S)
         logprobs_SV = logits_SV[:, : self._num_tokens].float().log_softmax(-1)
-        wishes = [self._table.wishes(row) for row in plan.row[plan.samples].tolist()]
+        wishes = [self._table.wishes(row) for row in plan.sampled_rows.tolist()]
         return Sampled(tokens_S, rate(logprobs_SV, tokens_S, int(wanted.logprobs.max()), wishes))
 
     def _biases(self, plan: ScheduleBatch, wanted: SamplingRows) -> Biases | None:
         """Logit biases, and the stop tokens of rows that must go on."""
-        must_go_on_S = ends(plan) < wanted.min_end
+        rows_S, must_go_on_S = plan.sampled_rows, plan.sampled_positions < wanted.min_end
         edits = []
         for index in np.flatnonzero(wanted.biased | must_go_on_S):
-            opened = self._table.opened(int(plan.row[plan.samples][index]))
+            opened = self._table.opened(int(rows_S[index]))
             edits += [(index, token, value) for token, value in opened.sampling.logit_bias]
             if must_go_on_S[index]:
                 edits += [(index, token, -math.inf) for token in opened.stop_token_ids]
@@ -106,14 +106,8 @@ class CudaSampler:
         indices_M, ids_M, values_M = (np.array(column) for column in zip(*edits, strict=True))
         return Biases(*upload(self._device, indices_M, ids_M), *upload_floats(self._device, values_M))
 
-    def _masks(self, plan: ScheduleBatch, masks: TokenMasks) -> Masks:
-        sample_of_row = np.cumsum(plan.samples) - 1
-        indices_S = np.full(int(plan.samples.sum()), -1)
-        indices_S[sample_of_row[masks.batch_rows]] = np.arange(len(masks.bits))
+    def _masks(self, num_sampled: int, masks: TokenMasks) -> Masks:
+        indices_S = np.full(num_sampled, -1)
+        indices_S[masks.places] = np.arange(len(masks.bits))
         indices, bits = upload(self._device, indices_S, masks.bits.reshape(-1))
         return Masks(indices, bits.int().view(masks.bits.shape))
-
-
-def ends(plan: ScheduleBatch) -> np.ndarray:
-    """Positions of the tokens that are sampled."""
-    return (plan.start + plan.length)[plan.samples].astype(np.int64)

@@ -25,7 +25,7 @@ class ForwardBatch:
     num_decode: int
     plan: ScheduleBatch
     tables: RowTables
-    logit_indices: torch.Tensor  # tokens whose logits are wanted: first the last one of each row that samples,
+    logit_indices: torch.Tensor  # tokens whose logits are wanted: first those that a token is sampled behind,
     num_samples: int  # so many, then those that rate the known token behind them, both in the plan's order
     rated_tokens: torch.Tensor  # these known tokens
     rated_rows: np.ndarray  # and the table rows that they are in
@@ -42,8 +42,8 @@ class ForwardBatch:
         first_index_B = before_B + plan.first_logit - plan.start
         rated_indices = np.arange(int(rated_B.sum())) + np.repeat(first_index_B - rated_before_B, rated_B)
 
-        sample_indices = (end_B - 1)[plan.samples]
-        num_samples = len(sample_indices)
+        num_samples = int(plan.samples.sum())
+        sample_indices = np.arange(num_samples) + (end_B - plan.samples.cumsum()).repeat(plan.samples)
 
         rows, positions, logits = upload(
             tables.slots_RP.device, rows_N, positions_N, np.concatenate([sample_indices, rated_indices])

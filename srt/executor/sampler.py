@@ -4,8 +4,8 @@ In this order: penalties, logit bias, min_new_tokens, grammar mask; then greedy,
 the argmax of what is left plus Gumbel noise, which draws from the softmax (Maddison, Tarlow and Minka 2014). Ties go
 to the lowest id. Equal logits at a filter's edge are all kept, so what a row keeps never depends on other rows.
 
-Shapes: S sampled rows, V tokens that exist (the model's vocabulary may be padded beyond them), K candidates, M masked
-rows.
+Shapes: S sampled tokens, of which a row has several where a draft is checked, V tokens that exist (the model's
+vocabulary may be padded beyond them), K candidates, M masks.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class Sampler:
         self, logits_SV: torch.Tensor, plan: ScheduleBatch, tokens_RP: torch.Tensor, masks: TokenMasks | None
     ) -> Sampled:
         """`logits_SV` has the padding too and may be changed; `tokens_RP` is the token table, read for penalties."""
-        rows_S = plan.row[plan.samples]
-        positions_S = (plan.start + plan.length)[plan.samples].astype(np.int64)
+        rows_S, positions_S = plan.sampled_rows, plan.sampled_positions
         wanted = self._table.take(rows_S)
         padded_SV = logits_SV.float()
         logits_SV = padded_SV[:, : self._num_tokens]
@@ -54,7 +53,7 @@ class Sampler:
         # A request may name any id that the model's vocabulary has.
         self._edit(padded_SV, rows_S, positions_S, wanted, tokens_RP)
         if masks is not None:
-            self._forbid(logits_SV, plan, masks, positions_S < wanted.min_end)
+            self._forbid(logits_SV, masks, positions_S < wanted.min_end)
         tokens_S = self._choose(logits_SV, positions_S, wanted)
 
         if logprobs_LV is None:
@@ -91,19 +90,16 @@ class Sampler:
                 stops = [token for token in opened.stop_token_ids if token < len(logits_V)]
                 logits_V[torch.tensor(stops, dtype=torch.int64, device=self._device)] = -math.inf
 
-    def _forbid(
-        self, logits_SV: torch.Tensor, plan: ScheduleBatch, masks: TokenMasks, must_go_on_S: np.ndarray
-    ) -> None:
-        rows_M = (np.cumsum(plan.samples) - 1)[masks.batch_rows]
+    def _forbid(self, logits_SV: torch.Tensor, masks: TokenMasks, must_go_on_S: np.ndarray) -> None:
         forbidden = np.unpackbits((~masks.bits).astype("<i4").view(np.uint8), axis=1, bitorder="little")
         forbidden_MV = torch.from_numpy(forbidden[:, : self._num_tokens]).view(torch.bool).to(self._device)
-        if len(rows_M) == len(logits_SV):  # every row has one, so they are in order
+        if len(masks.places) == len(logits_SV):  # every token has one, so they are in order
             logits_SV.masked_fill_(forbidden_MV, -math.inf)
         else:
-            for row, forbidden_V in zip(rows_M.tolist(), forbidden_MV, strict=True):
-                logits_SV[row].masked_fill_(forbidden_V, -math.inf)
-        for index in np.flatnonzero(must_go_on_S[rows_M]):
-            logits_V = logits_SV[rows_M[index]]
+            for place, forbidden_V in zip(masks.places.tolist(), forbidden_MV, strict=True):
+                logits_SV[place].masked_fill_(forbidden_V, -math.inf)
+        for index in np.flatnonzero(must_go_on_S[masks.places]):
+            logits_V = logits_SV[masks.places[index]]
             # A grammar at its end allows nothing but what min_new_tokens forbids; the grammar's word counts.
             if float(logits_V.max()) == -math.inf:
                 logits_V.masked_fill_(~forbidden_MV[index], 0.0)

@@ -27,6 +27,9 @@ class RowTables:
             self.tokens_RP[opened.row, : len(tokens)] = tokens
         if len(batch.slots):
             self._write_slots(batch)
+        if batch.draft.size:
+            rows, positions, tokens = upload(self.tokens_RP.device, *batch.draft)
+            self.tokens_RP[rows, positions] = tokens.int()
 
     def _write_slots(self, batch: ScheduleBatch) -> None:
         counts_B = batch.start + batch.length - batch.table_start
@@ -37,7 +40,6 @@ class RowTables:
         self.slots_RP[rows_, positions_] = slots_.int()
 
     def write_tokens(self, batch: ScheduleBatch, tokens_S: torch.Tensor) -> None:
-        """Each sampled token enters behind its row's last position."""
-        ends = batch.start + batch.length
-        rows_S, positions_S = upload(self.tokens_RP.device, batch.row[batch.samples], ends[batch.samples])
+        """Each sampled token enters behind the position it was sampled at, over what a draft had there."""
+        rows_S, positions_S = upload(self.tokens_RP.device, batch.sampled_rows, batch.sampled_positions)
         self.tokens_RP[rows_S, positions_S] = tokens_S.int()

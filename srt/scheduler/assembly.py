@@ -6,7 +6,7 @@ from radix import Ledger
 from srt.messages import Message
 from srt.scheduler.consensus import BoardConsensus
 from srt.scheduler.control import Control, NoMaintenance
-from srt.scheduler.interfaces import Executor, Grammars, Intake, Maintenance, Outlet, PageLog, Record
+from srt.scheduler.interfaces import Drafter, Executor, Grammars, Intake, Maintenance, Outlet, PageLog, Record
 from srt.scheduler.observer import BoardObserver
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
@@ -39,6 +39,7 @@ def assemble(
     outlet: Outlet,
     record: Record,
     grammars: Grammars | None = None,
+    drafter: Drafter | None = None,
     page_log: PageLog | None = None,
     maintenance: Maintenance | None = None,
 ) -> Scheduler:
@@ -67,6 +68,7 @@ def assemble(
         observer=observer,
         grammars=grammars,
         control=Control(ledger, planner, outlet, maintenance or NoMaintenance()),
+        drafter=drafter,
         eos_token_ids=settings.eos_token_ids,
         overlap=settings.overlap,
     )

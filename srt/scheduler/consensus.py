@@ -41,7 +41,7 @@ class BoardConsensus:
             self._planner.retractions,
             self._ledger.evicted_total,
             self._ledger.free_tokens,
-            _checksum(batch.row, batch.start, batch.length) if batch else 0,
+            _checksum(batch.row, batch.start, batch.length, batch.draft) if batch else 0,
             _checksum(batch.slots) if batch else 0,
         )
         chained = blake2b(_CHAIN.pack(self._digest, *fields), digest_size=8)

@@ -6,7 +6,7 @@ which it happened. Replaying it needs no model, no clock and one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import numpy as np
 
 from srt.board import Decision
 from srt.config import ConfigError
-from srt.messages import Grammar, Inbox, Message
+from srt.messages import Grammar, Ids, Inbox, Message, pack_ids, unpack_ids
 from srt.scheduler.assembly import Settings, assemble
-from srt.scheduler.interfaces import Executor, Grammars, Intake, Record
+from srt.scheduler.interfaces import Drafter, Executor, Grammars, Intake, Record
 from srt.scheduler.outlet import SilentOutlet
-from srt.scheduler.schedule_batch import Accepted, Logprobs, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.request import Request
+from srt.scheduler.schedule_batch import Accepted, Draft, Logprobs, ScheduleBatch, StepResult, TokenMasks
 
 
 class Heard(Message, tag=1):
@@ -31,7 +32,7 @@ class Decided(Message, tag=2):
 
 
 class Sampled(Message, tag=3):
-    tokens: bytes  # int32, of the rows that sample
+    tokens: Ids
 
 
 class Opened(Message, tag=4):
@@ -49,7 +50,16 @@ class Followed(Message, tag=6):
     fault: str
 
 
-Entry = Heard | Decided | Sampled | Opened | Waited | Followed
+class Followable(Message, tag=7):
+    drafts: bool  # whether a drafter follows a request that came
+
+
+class Drafted(Message, tag=8):
+    tokens: Ids
+    certain: int
+
+
+Entry = Heard | Decided | Sampled | Opened | Waited | Followed | Followable | Drafted
 
 
 class InboxLog:
@@ -127,6 +137,22 @@ class LoggedGrammars:
         return accepted
 
 
+class LoggedDrafter:
+    def __init__(self, inner: Drafter, log: InboxLog) -> None:
+        self._inner = inner
+        self._log = log
+
+    def follows(self, request: Request) -> bool:
+        drafts = self._inner.follows(request)
+        self._log.write(Followable(drafts))
+        return drafts
+
+    def draft(self, request: Request) -> Draft:
+        draft = self._inner.draft(request)
+        self._log.write(Drafted(pack_ids(draft.tokens), draft.certain))
+        return draft
+
+
 # ---- replay ---------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +174,7 @@ def replay(path: str) -> int:
         outlet=SilentOutlet(),
         record=replayed,
         grammars=_ReplayedGrammars(replayed.take),
+        drafter=_ReplayedDrafter(replayed.take),
     )
     try:
         scheduler.run()
@@ -201,7 +228,7 @@ class _Replay:
     def result(self, launched: ScheduleBatch) -> StepResult:
         """Log-probabilities decide nothing, so they are not in the log."""
         tokens = np.frombuffer(self.take(Sampled).tokens, "<i4")
-        if len(tokens) != np.count_nonzero(launched.samples):
+        if len(tokens) != launched.samples.sum():
             raise Difference(f"step {self.steps}: the run sampled {len(tokens)} tokens")
         none = np.zeros((len(tokens), 0))
         return StepResult(tokens, Logprobs(np.zeros(len(tokens)), none, none, none))
@@ -219,7 +246,7 @@ class _ReplayedGrammars:
     def ready(self, serial: int) -> list[tuple[int, str]]:
         return list(self._take(Waited).requests)
 
-    def masks(self, rows: list[int], rids: list[int]) -> None:
+    def masks(self, places: list[int], rids: list[int], drafts: Mapping[int, Draft]) -> None:
         return None
 
     def accept(self, rid: int, token: int) -> Accepted:
@@ -228,6 +255,18 @@ class _ReplayedGrammars:
 
     def drop(self, rid: int) -> None:
         pass
+
+
+class _ReplayedDrafter:
+    def __init__(self, take: Callable[[type], Any]) -> None:
+        self._take = take
+
+    def follows(self, request: Request) -> bool:
+        return self._take(Followable).drafts
+
+    def draft(self, request: Request) -> Draft:
+        drafted = self._take(Drafted)
+        return Draft(tuple(unpack_ids(drafted.tokens)), drafted.certain)
 
 
 def _messages(path: str) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ Each Protocol has a fake in `tests/shared/`, so that scheduler and ledger are te
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from radix import PageObserver
@@ -13,7 +13,7 @@ from srt.board import Decision
 from srt.messages import Grammar, Inbox, Reply, TokenBatch
 from srt.scheduler.planner import Plan
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import Accepted, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, Draft, ScheduleBatch, StepResult, TokenMasks
 
 
 class Executor(Protocol):
@@ -65,14 +65,36 @@ class Grammars(Protocol):
     def ready(self, serial: int) -> list[tuple[int, str]]:
         """An inbox has it that all ranks are done with a grammar: who waited for it, and why it is not served if so."""
 
-    def masks(self, rows: list[int], rids: list[int]) -> TokenMasks:
-        """For these rows of a batch, whose requests are constrained and ready."""
+    def masks(self, places: list[int], rids: list[int], drafts: Mapping[int, Draft]) -> TokenMasks:
+        """For what these requests, constrained and ready, sample in a step, their first tokens at `places`.
+
+        One of the `drafts`, by rid, brings tokens that follow the accepted ones, and asks for a mask behind the certain
+        ones and behind each of the others, as if they had been accepted; what is allowed behind one that the grammar
+        forbids matters to nobody.
+        """
 
     def accept(self, rid: int, token: int) -> Accepted:
         """Advances by one committed token."""
 
     def drop(self, rid: int) -> None:
         """The request is gone. Unknown rids are ignored."""
+
+
+class Drafter(Protocol):
+    """Guesses what requests will say, so that one step can check several tokens. All follows from the calls."""
+
+    def follows(self, request: Request) -> bool:
+        """Whether it may have drafts for this request; asked once, when it comes."""
+
+    def draft(self, request: Request) -> Draft:
+        """What is expected behind the committed tokens; asked whenever there are new ones, while a step is computed."""
+
+
+class Forcing(Protocol):
+    """Grammars that know what they force."""
+
+    def forced(self, rid: int) -> Draft:
+        """The tokens that must follow the accepted ones, or the likeliest of those that spell what must."""
 
 
 class Maintenance(Protocol):

@@ -1,8 +1,9 @@
 """L2, each rank: decides what the next step computes. Owns the running list; who waits is the queue's.
 
 Everything here is arithmetic on lengths; no token's value is looked at, so a step is planned while the one before it
-still runs. Decode rows come first and always all run; prompt chunks come next, those of running requests before those
-of waiting ones. How many of their tokens fit beside decode rows is a question of whose wait counts more (`_room`).
+still runs. Decode rows come first, those with a draft last among them, and all run but those whose length waits for the
+outcome of a draft. Prompt chunks come next, those of running requests before those of waiting ones. How many of their
+tokens fit beside decode rows is a question of whose wait counts more (`_room`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from radix import Ledger, Tenancy
 from srt.scheduler.cache_share import CacheShare
 from srt.scheduler.policy import WaitingQueue
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, SharedPrefix
+from srt.scheduler.schedule_batch import NO_TOKENS, Draft, OpenedRow, ScheduleBatch, SharedPrefix
 
 # The share of the tokens that running requests may still generate which admission keeps free for them. It starts high,
 # decays as steps pass without trouble, and jumps when memory ran out after all. Who may generate more than RESERVE_MOST
@@ -33,6 +34,9 @@ RESERVE_MOST = 4096
 BESIDE_DECODE = 3 / 32
 CROWD, CROWD_SHARE = 4, 0.5
 
+DRAFT_MOST = 16
+"""Tokens of a row's draft in one step."""
+
 PREEMPTED_MOST = 4
 """How often a request may have been retracted and still give way to a more urgent one."""
 
@@ -43,6 +47,7 @@ SHARED_LEAST = 1024
 class Plan(NamedTuple):
     batch: ScheduleBatch
     requests: list[Request]  # whose rows they are, in the batch's order
+    drafts: dict[int, Draft]  # by place among them
 
 
 class Planner:
@@ -91,11 +96,23 @@ class Planner:
             self._reserve_ratio = min(1.0, self._reserve_ratio + RESERVE_JUMP)
             (decode if victim in decode else prefill).remove(victim)
             admitted = iter(())
-        num_decode, num_running = len(decode), len(self.running)
-        requests, lengths = self._neighbours.order(decode), [1] * num_decode
-        budget = self._room(num_decode, len(prefill) + num_waiting)
+        num_running = len(self.running)
+        budget = self._room(len(decode), len(prefill) + num_waiting)
+        plain, drafted = self._lay_drafts(decode)
+        requests = [*self._neighbours.order(plain), *(request for request, _ in drafted)]
+        num_decode, num_drafted = len(plain), len(drafted)
+        drafts = {num_decode + place: draft for place, (_, draft) in enumerate(drafted)}
+        lengths = [1] * num_decode + [1 + len(draft.tokens) for draft in drafts.values()]
+        if drafts:
+            budget = max(1, min(budget, self._token_budget - sum(lengths)))
         for request in chain(prefill, admitted):
             length = self._chunk(request, budget)
+            is_last = request.planned + length == request.length
+            if is_last and request.draft.tokens and not request.wants_prompt_logits:
+                draft = self._lay_draft(request, budget - length)
+                if draft.tokens:
+                    drafts[len(requests)] = draft
+                    length += len(draft.tokens)
             requests.append(request)
             lengths.append(length)
             budget -= length
@@ -105,7 +122,17 @@ class Planner:
             return None
         self._cache_share.step()
         self._reserve_ratio = max(RESERVE_LEAST, self._reserve_ratio * RESERVE_DECAY)
-        return Plan(self._batch(requests, lengths, num_decode, self.running[num_running:]), requests)
+        batch = self._batch(requests, lengths, num_decode, num_drafted, drafts, self.running[num_running:])
+        return Plan(batch, requests, drafts)
+
+    def settle(self, request: Request) -> None:
+        """A draft that could be refused is committed: how far the request has come is known, and what was refused is
+        given back."""
+        assert request.in_flight == 0, "it sat out"
+        request.unsure = False
+        request.length = request.num_tokens
+        request.planned = request.synced = min(request.planned, request.length - 1)
+        self._ledger.shrink(request.tenancy, request.planned)
 
     def _room(self, num_decode: int, num_starting: int) -> int:
         """How many prompt tokens a step may compute."""
@@ -229,8 +256,43 @@ class Planner:
         self._ledger.share(tenancy, key[: 4 * (request.planned + length)])
         return length
 
+    def _lay_drafts(self, decode: list[Request]) -> tuple[list[Request], list[tuple[Request, Draft]]]:
+        """The decode rows without a draft in this step, and those with one."""
+        if not [request for request in decode if request.drafts]:
+            return decode, []
+        room = (self._token_budget - len(decode)) // 2
+        plain, drafted = [], []
+        for request in decode:
+            draft = self._lay_draft(request, room)
+            if draft.tokens:
+                drafted.append((request, draft))
+                room -= len(draft.tokens)
+            else:
+                plain.append(request)
+        return plain, drafted
+
+    def _lay_draft(self, request: Request, room: int) -> Draft:
+        """What of its draft a request computes in this step, at most `room` tokens, and the slots for it.
+
+        After a draft that may be refused its row sits out one step, so among others it must save two. No draft is worth
+        memory that a running row may need for its next token.
+        """
+        draft = request.draft_ahead(min(room, DRAFT_MOST), 2 if len(self.running) > 1 else 1)
+        end = request.length + len(draft.tokens)
+        pages = self._ledger.pages_to_grow(request.tenancy, end)
+        if pages and (pages + len(self.running)) * self._ledger.page_size > self._ledger.available_tokens:
+            return Draft()
+        self._ledger.grow(request.tenancy, end)
+        return draft
+
     def _batch(
-        self, requests: list[Request], lengths: list[int], num_decode: int, opened: list[Request]
+        self,
+        requests: list[Request],
+        lengths: list[int],
+        num_decode: int,
+        num_drafted: int,
+        drafts: dict[int, Draft],
+        opened: list[Request],
     ) -> ScheduleBatch:
         """Moves the requests' lengths on and freezes it all."""
         row = _int32([request.tenancy.row for request in requests])
@@ -238,17 +300,18 @@ class Planner:
         table_start = _int32([request.synced for request in requests])
         length = _int32(lengths)
         end = start + length
-        samples = end == _int32([request.length for request in requests])
+        samples = (end == _int32([request.length for request in requests])).astype(np.int32)
+        for request, planned, is_last in zip(requests, end.tolist(), samples.tolist(), strict=True):
+            request.planned = request.synced = planned
+            request.length += is_last
+            request.in_flight += 1
+        draft = self._draft(requests, drafts, samples, end) if drafts else NO_TOKENS
         first_logit = end - samples
         for index in range(num_decode, len(requests)):
             request = requests[index]
             if request.wants_prompt_logits:
                 first_logit[index] = min(first_logit[index], max(start[index], request.logits_from))
                 request.logits_from = max(request.logits_from, int(end[index]))
-        for request, planned, is_last in zip(requests, end.tolist(), samples.tolist(), strict=True):
-            request.planned = request.synced = planned
-            request.length += is_last
-            request.in_flight += 1
         # The table's entries [table_start, end) of each row, all at once: `line` is the row, `position` the column.
         counts = end - table_start
         line = row.repeat(counts)
@@ -269,7 +332,23 @@ class Planner:
             table_start=table_start,
             slots=self._ledger.table[line, position],
             shared=self._neighbours.shared,
+            num_drafted=num_drafted,
+            draft=draft,
         )
+
+    def _draft(
+        self, requests: list[Request], drafts: dict[int, Draft], samples: np.ndarray, end: np.ndarray
+    ) -> np.ndarray:
+        """The drafts as the batch has them. Their rows' lengths move on by what is sure; all the rest is sampled."""
+        entries = []
+        for index, (tokens, certain) in drafts.items():
+            request = requests[index]
+            samples[index] = 1 + len(tokens) - certain
+            request.length += 1 + certain
+            request.unsure = len(tokens) > certain
+            row, first = request.tenancy.row, int(end[index]) - len(tokens)
+            entries += [(row, first + offset, token) for offset, token in enumerate(tokens)]
+        return np.array(entries, np.int32).T.copy()
 
 
 class Neighbours:

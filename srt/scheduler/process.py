@@ -24,9 +24,10 @@ from srt.config import ServerConfig
 from srt.constrained.manager import GrammarManager
 from srt.process import ChildSpec, Ready, end_at_once_when_stopped, on_dump
 from srt.scheduler.assembly import Settings, assemble
-from srt.scheduler.inbox_log import InboxLog, LoggedExecutor, LoggedGrammars, LoggedIntake, LoggedRecord
+from srt.scheduler.inbox_log import InboxLog, LoggedDrafter, LoggedExecutor, LoggedGrammars, LoggedIntake, LoggedRecord
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
-from srt.scheduler.interfaces import Executor, Intake, Maintenance, Outlet
+from srt.scheduler.interfaces import Drafter, Executor, Intake, Maintenance, Outlet
+from srt.scheduler.jump_forward import JumpForward
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet, ZmqOutlet
 from srt.scheduler.readiness import GrammarReadiness
 from srt.scheduler.stopwatch import Stopwatch
@@ -157,10 +158,12 @@ def _run(
     context = zmq.Context()
     intake, outlet = _ends(spec, context, board, ranks, GrammarReadiness(board, grammars))
     executor, shown, followed = device.executor, record, grammars
+    drafter: Drafter = JumpForward(grammars)
     if inbox_log is not None:
         inbox_log.write(settings)
         intake, executor = LoggedIntake(intake, inbox_log), LoggedExecutor(executor, inbox_log)
         shown, followed = LoggedRecord(record, inbox_log), LoggedGrammars(grammars, inbox_log)
+        drafter = LoggedDrafter(drafter, inbox_log)
     if spec.rank == 0:
         executor = outlet = Stopwatch(executor, outlet)
     page_log = None if publisher is None else publisher.log
@@ -171,6 +174,7 @@ def _run(
         outlet=outlet,
         record=shown,
         grammars=followed,
+        drafter=drafter,
         page_log=page_log,
         maintenance=device.maintenance,
     )

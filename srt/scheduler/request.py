@@ -8,7 +8,7 @@ import numpy as np
 
 from radix import Tenancy
 from srt.messages import Finish, NewRequest, SamplingParams
-from srt.scheduler.schedule_batch import Logprobs
+from srt.scheduler.schedule_batch import Draft, Logprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +37,9 @@ class Request:
     constrained: bool = False  # by a grammar
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # of the prompt up to now, until its first token
     heard: float = 0.0  # its inbox's clock
+    drafts: bool = False  # a drafter follows it
+    draft: Draft = Draft()  # behind the committed tokens
+    unsure: bool = False  # a draft in flight may be refused: how many tokens there are is not known
 
     @classmethod
     def from_message(
@@ -73,7 +76,7 @@ class Request:
 
     @property
     def wants_forward(self) -> bool:
-        return self.finish is None and self.length < self.max_length
+        return self.finish is None and self.length < self.max_length and not self.unsure
 
     @property
     def num_uncomputed(self) -> int:
@@ -93,6 +96,18 @@ class Request:
     def max_growth(self) -> int:
         """The most tokens whose K/V is not launched and not counted in `length`."""
         return self.max_length - self.length
+
+    def draft_ahead(self, most: int, least: int) -> Draft:
+        """What of the draft lies behind all tokens in flight, `most` tokens of it; below `least` only what is certain.
+
+        Log-probabilities of a token want it sampled.
+        """
+        known = self.length - self.num_tokens
+        tokens = self.draft.tokens[known : known + max(0, min(most, self.max_growth - 1))]
+        certain = max(0, self.draft.certain - known) if self.sampling.logprobs < 0 else 0
+        if len(tokens) - certain < least:
+            tokens = tokens[:certain]
+        return Draft(tokens, min(certain, len(tokens)))
 
     def key(self, num_tokens: int) -> bytes:
         return bytes(memoryview(self.tokens)[: 4 * num_tokens])

@@ -7,12 +7,21 @@ the sampling parameters; a plan carries only what changes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from srt.messages import SamplingParams
+
+NO_TOKENS = np.zeros((3, 0), np.int32)
+
+
+class Draft(NamedTuple):
+    """Tokens that are expected to follow. Of the first `certain` no other could: they need no sampling."""
+
+    tokens: tuple[int, ...] = ()
+    certain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +49,11 @@ class ScheduleBatch:
 
     Row i computes positions `start[i] .. start[i] + length[i] - 1` of table row `row[i]`; their K/V go to the slots
     that the slot table has for these positions once this plan's `slots` are in it, and they attend to every position
-    before. Logits are wanted for positions `first_logit[i] .. start[i] + length[i] - 1`. Where `samples[i]`, the token
-    sampled at the last one is written to the token table behind it; at the others the known token behind them is
-    rated, for a request that wants logprobs of its prompt.
+    before. Logits are wanted for positions `first_logit[i] .. start[i] + length[i] - 1`. Behind each of the last
+    `samples[i]` a token is sampled, as if all tokens before were right, and written to the token table; at the others
+    the known token behind them is rated, for a request that wants logprobs of its prompt.
+
+    The tokens of a row's last positions may be a draft: what is expected there, brought by the plan.
     """
 
     step: int
@@ -52,14 +63,28 @@ class ScheduleBatch:
     start: np.ndarray
     length: np.ndarray
     first_logit: np.ndarray
-    samples: np.ndarray  # bool
+    samples: np.ndarray  # 0 or 1; more where a draft is to be checked
     table_start: np.ndarray  # `slots` holds, row after row, the slot table's entries [table_start, start + length)
     slots: np.ndarray  # int32 [sum(start + length - table_start)]
     shared: tuple[SharedPrefix, ...] = ()  # of the first decode rows, one group after the other; whole pages
+    num_drafted: int = 0  # rows that compute one token and a draft behind it; they come right behind the decode rows
+    # Written to the token table first: int32 [3, D], row, position and token.
+    draft: np.ndarray = field(default_factory=lambda: NO_TOKENS)
 
     @property
     def num_rows(self) -> int:
         return len(self.row)
+
+    @property
+    def sampled_rows(self) -> np.ndarray:
+        """[S], the table row of each sampled token, in the plan's order."""
+        return self.row.repeat(self.samples)
+
+    @property
+    def sampled_positions(self) -> np.ndarray:
+        """int64 [S], where each sampled token will stand."""
+        ends = self.start + self.length
+        return np.arange(int(self.samples.sum())) + (ends + 1 - self.samples.cumsum()).repeat(self.samples)
 
     @property
     def num_tokens(self) -> int:
@@ -70,7 +95,7 @@ class ScheduleBatch:
 class TokenMasks:
     """Which tokens a grammar allows: bit t % 32 of word t // 32 of a row is set where token t is allowed."""
 
-    batch_rows: np.ndarray  # int32 [M], indices into the plan's rows
+    places: np.ndarray  # int32 [M], ascending: indices into the step's sampled tokens
     bits: np.ndarray  # int32 [M, ceil(vocab / 32)]
 
 
@@ -98,7 +123,7 @@ class Logprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The values of one step, on the CPU. S = number of sampling rows, in the plan's order."""
+    """The values of one step, on the CPU, for its S sampled tokens in the plan's order."""
 
     tokens: np.ndarray  # int32 [S]
     logprobs: Logprobs | None = None  # of these; None if no row asked

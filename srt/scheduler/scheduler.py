@@ -13,11 +13,11 @@ import msgspec
 from radix import Ledger
 from srt.messages import AbortRequest, GrammarReady, Inbox, InboxItem, NewRequest
 from srt.scheduler.control import Control
-from srt.scheduler.interfaces import Consensus, Executor, Grammars, Intake, Observer, Outlet
+from srt.scheduler.interfaces import Consensus, Drafter, Executor, Grammars, Intake, Observer, Outlet
 from srt.scheduler.output import Output
 from srt.scheduler.planner import Plan, Planner
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import Accepted, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, Draft, StepResult, TokenMasks
 
 
 class Launched(NamedTuple):
@@ -39,6 +39,7 @@ class Scheduler:
         observer: Observer,
         grammars: Grammars | None,
         control: Control,
+        drafter: Drafter | None,
         eos_token_ids: tuple[int, ...],
         overlap: bool,
     ) -> None:
@@ -53,6 +54,7 @@ class Scheduler:
         self._observer = observer
         self._grammars = grammars
         self._control = control
+        self._drafter = drafter
         self._eos_token_ids = eos_token_ids
         self._overlap = overlap
         self._decoder = msgspec.msgpack.Decoder(InboxItem)
@@ -97,22 +99,28 @@ class Scheduler:
                     self._serial += 1
                     request = Request.from_message(message, self._serial, self._eos_token_ids, inbox.now)
                     self._requests[request.rid] = request
+                    request.drafts = self._drafter is not None and self._drafter.follows(request)
                     if request.constrained and not self._grammars.open(
                         request.rid, message.grammar, request.sampling.ignore_eos
                     ):
                         self._unready[request.rid] = request
                     else:
-                        self._planner.waiting.add(request)
+                        self._wait(request)
                 case GrammarReady(serial=serial):
                     for rid, fault in self._grammars.ready(serial):
                         if fault:
                             self._abort(rid, fault, 400)
                         else:
-                            self._planner.waiting.add(self._unready.pop(rid))
+                            self._wait(self._unready.pop(rid))
                 case AbortRequest(rid=rid, message=reason):
                     self._abort(rid, reason)
                 case control:
                     self._control.take(control, inbox.now)
+
+    def _wait(self, request: Request) -> None:
+        if request.drafts:
+            request.draft = self._drafter.draft(request)
+        self._planner.waiting.add(request)
 
     def _abort(self, rid: int, reason: str, status: int = 0) -> None:
         request = self._requests.get(rid)
@@ -131,13 +139,17 @@ class Scheduler:
 
     def _masks(self, launched: Launched) -> TokenMasks | None:
         """What is drawn for a request that has finished meanwhile is dropped, so it needs no mask."""
-        batch, requests = launched.plan
+        batch, requests, drafts = launched.plan
         rows = [i for i, r in enumerate(requests) if r.constrained and r.finish is None and batch.samples[i]]
-        return self._grammars.masks(rows, [requests[i].rid for i in rows]) if rows else None
+        if not rows:
+            return None
+        places = (batch.samples.cumsum() - batch.samples)[rows].tolist()
+        laid = {requests[i].rid: draft for i, draft in drafts.items()}
+        return self._grammars.masks(places, [requests[i].rid for i in rows], laid)
 
     def _commit(self, launched: Launched) -> None:
         """Enters a step's values into the ledger: tokens and finishes; releases what nobody computes."""
-        batch, requests = launched.plan
+        batch, requests, drafts = launched.plan
         result = self._executor.result(launched.handle)
         if result.prompt is not None:
             self._output.prompt(batch, requests, result.prompt)
@@ -146,10 +158,31 @@ class Scheduler:
         for i, request in enumerate(requests):
             request.in_flight -= 1
             if request.finish is None and samples[i]:
-                self._take(request, tokens[index], result, index)
+                if i in drafts:
+                    self._take_drafted(request, drafts[i], tokens[index : index + samples[i]], result, index)
+                else:
+                    self._take(request, tokens[index], result, index)
+                if request.drafts and request.finish is None:
+                    request.draft = self._drafter.draft(request)
             index += samples[i]
             if request.finish is not None and request.in_flight == 0:
                 self._release(request)
+
+    def _take_drafted(self, request: Request, draft: Draft, sampled: list[int], result: StepResult, index: int) -> None:
+        """Of what was sampled behind a draft, all up to the first token that is not the draft's, this one included:
+        what comes later followed from tokens that were not said."""
+        for token in draft.tokens[: draft.certain]:
+            self._take(request, token, result, index)
+            if request.finish is not None:
+                return
+        for place, (token, guess) in enumerate(zip(sampled, (*draft.tokens[draft.certain :], None), strict=True)):
+            self._take(request, token, result, index + place)
+            if request.finish is not None:
+                return
+            if token != guess:
+                break
+        if request.unsure:
+            self._planner.settle(request)
 
     def _take(self, request: Request, token: int, result: StepResult, index: int) -> None:
         accepted = self._grammars.accept(request.rid, token) if request.constrained else Accepted(ends=False)

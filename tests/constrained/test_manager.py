@@ -10,6 +10,7 @@ from srt.constrained import manager as module
 from srt.constrained.manager import GrammarManager
 from srt.frontend.constraints import Form
 from srt.messages import Grammar
+from srt.scheduler.schedule_batch import Draft
 
 
 class Board:
@@ -52,8 +53,12 @@ def opened(grammars, board, rid, grammar, ignore_eos=False):
 
 
 def mask(grammars, *rids):
-    masks = grammars.masks(list(range(len(rids))), list(rids))
-    assert masks.batch_rows.tolist() == list(range(len(rids)))
+    masks = grammars.masks(list(range(len(rids))), list(rids), {})
+    assert masks.places.tolist() == list(range(len(rids)))
+    return allowed(masks)
+
+
+def allowed(masks):
     bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
     return [np.flatnonzero(row).tolist() for row in bits]
 
@@ -91,6 +96,44 @@ def test_a_grammar_may_begin_behind_a_token(grammars, board):
 def test_a_token_that_does_not_follow_is_a_fault(grammars, board):
     opened(grammars, board, 1, regex("a"))
     assert grammars.accept(1, ord("b")).fault
+
+
+def test_what_the_grammar_forces_is_drafted_and_used_up(grammars, board):
+    opened(grammars, board, 1, regex("a?bcdef"))
+    assert grammars.forced(1) == ((), 0)
+    grammars.accept(1, ord("a"))
+    assert grammars.forced(1) == (tuple(b"bcde"), 4)  # one token more is no draft
+    grammars.accept(1, ord("b"))
+    assert grammars.forced(1) == (tuple(b"cde"), 3)
+    for token in b"cde":
+        grammars.accept(1, token)
+    assert grammars.forced(1) == ((), 0)
+    assert grammars.accept(1, ord("f")) == (True, "")
+    assert grammars.forced(1) == ((), 0)
+
+
+def test_nothing_is_drafted_before_the_grammar_begins(grammars, board):
+    opened(grammars, board, 1, regex("abc", starts_after=OTHER))
+    assert grammars.forced(1) == ((), 0)
+    grammars.accept(1, OTHER)
+    assert grammars.forced(1) == (tuple(b"ab"), 2)
+
+
+def test_masks_behind_a_draft_are_those_of_its_tokens_one_after_the_other(grammars, board):
+    """Behind a token that is not allowed there is none, and each grammar is left where it stood."""
+    for rid, pattern in ((1, "a?bc*d"), (2, "x|yz"), (3, "abc[de]")):
+        opened(grammars, board, rid, regex(pattern))
+    opened(grammars, board, 4, regex("q", starts_after=OTHER))
+    free = mask(grammars, 4)[0]
+    drafts = {1: Draft(tuple(b"abcx"), 0), 3: Draft(tuple(b"abcd"), 3), 4: Draft((ord("a"), OTHER), 0)}
+    for _ in range(2):
+        masks = grammars.masks([0, 5, 6, 8], [1, 2, 3, 4], drafts)
+        assert masks.places.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
+        found = allowed(masks)
+        assert found[:4] == [[*b"ab"], [*b"b"], [*b"cd"], [*b"cd"]]
+        assert found[4:6] == [[*b"xy"], [*b"de"]]
+        assert found[6:] == [[EOS], free, free, [*b"q"]]
+    assert mask(grammars, 1, 2, 3, 4) == [[*b"ab"], [*b"xy"], [*b"a"], free]
 
 
 def test_equal_grammars_are_compiled_once_and_counted_only_when_announced(grammars, board):

@@ -38,6 +38,25 @@ def test_a_matcher_follows_its_grammar_and_ends_with_eos(backend):
     assert not matcher.fault
 
 
+def test_what_the_grammar_forces_is_a_draft_of_unsure_tokens(backend):
+    matcher = backend.compile('root ::= "a"? "bcd" [0-9] "efg"').matcher()
+    assert matcher.forced(8) == ([], 0)
+    matcher.accept(ord("a"))
+    assert matcher.forced(8) == ([*b"bc"], 0)
+    assert matcher.forced(1) == ([*b"b"], 0)
+    assert [matcher.look_ahead(token) for token in b"bcx"] == [True, True, False]
+    assert allowed(backend, matcher) == [ord("d")]
+    matcher.look_back(2)
+    assert allowed(backend, matcher) == [ord("b")]
+    assert not matcher.fault
+    for token in b"bcd7efg":
+        matcher.accept(token)
+    assert matcher.forced(8) == ([], 0)
+    matcher.accept(EOS)
+    assert matcher.forced(8) == ([], 0)
+    assert not matcher.look_ahead(EOS)
+
+
 def test_a_token_that_does_not_follow_is_a_fault(backend):
     matcher = backend.compile(GRAMMAR).matcher()
     matcher.accept(ord("c"))

@@ -25,7 +25,7 @@ def batch(step: int, starts: list[int]) -> ScheduleBatch:
         start=start,
         length=one,
         first_logit=start,
-        samples=np.array([i != 1 for i in range(rows)]),
+        samples=np.array([int(i != 1) for i in range(rows)], np.int32),
         table_start=start,
         slots=start,
     )

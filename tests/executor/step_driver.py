@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from srt.executor.model_runner import ModelRunner
 from srt.messages import SamplingParams
-from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, SharedPrefix, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Draft, OpenedRow, ScheduleBatch, SharedPrefix, StepResult, TokenMasks
+
+NO_DRAFTS: Mapping[int, Draft] = {}
 
 
-@dataclass
+@dataclass(eq=False)
 class Tenant:
     """One request. `slots[i]` holds position i; the first `cached` of them were computed by another."""
 
@@ -73,10 +76,15 @@ class StepDriver:
             page = self.free.pop()
             tenant.slots += range(page * self.page_size, (page + 1) * self.page_size)
 
-    def plan(self, tenants: list[Tenant], chunk: int) -> tuple[ScheduleBatch, list[Tenant]]:
-        """Decode rows compute one token, the others up to `chunk` of their prompt."""
-        families = self._families([t for t in tenants if t.decodes])
-        ordered = [t for family in families for t in family] + [t for t in tenants if not t.decodes]
+    def plan(
+        self, tenants: list[Tenant], chunk: int, drafts: Mapping[int, Draft] = NO_DRAFTS
+    ) -> tuple[ScheduleBatch, list[Tenant]]:
+        """Decode rows compute one token, and those of the `drafts`, by row, these too; the others up to `chunk` of
+        their prompt. Also the tenant of each sampled token."""
+        families = self._families([t for t in tenants if t.decodes and t.row not in drafts])
+        ordered = [t for family in families for t in family]
+        ordered += [t for t in tenants if t.row in drafts] + [t for t in tenants if not t.decodes]
+        entries, sampling = [], []
         opened, start, length, first, samples, table_start, slots = [], [], [], [], [], [], []
         for t in ordered:
             if not t.opened:
@@ -86,12 +94,16 @@ class StepDriver:
                 t.opened = True
             size = 1 if t.decodes else min(chunk, t.prompt_len - t.computed)
             end = t.computed + size
+            last = int(end >= t.prompt_len)
+            tokens, certain = drafts.get(t.row, Draft())
+            entries += [(t.row, end + place, token) for place, token in enumerate(tokens)]
+            size, end, last = size + len(tokens), end + len(tokens), last + len(tokens) - certain
+            sampling += [t] * last
             self._reserve(t, end)
-            last = end >= t.prompt_len
             start.append(t.computed)
             length.append(size)
             samples.append(last)
-            first.append(end - 1 if last else end)
+            first.append(end - last)
             table_start.append(t.told)
             slots += t.slots[t.told : end]
             t.told = t.computed = end
@@ -99,15 +111,17 @@ class StepDriver:
         batch = ScheduleBatch(
             self.steps,
             tuple(opened),
-            sum(t.decodes for t in ordered),
+            sum(t.decodes and t.row not in drafts for t in ordered),
             *as_int,
-            np.array(samples, bool),
+            np.array(samples, np.int32),
             np.array(table_start, np.int32),
             np.array(slots, np.int32),
             tuple(SharedPrefix(len(family), in_common(family)) for family in families if len(family) > 1),
+            len(drafts),
+            np.array(entries, np.int32).reshape(-1, 3).T.copy(),
         )
         self.steps += 1
-        return batch, [t for t, s in zip(ordered, samples, strict=True) if s]
+        return batch, sampling
 
     def _families(self, decode: list[Tenant]) -> list[list[Tenant]]:
         """Those that have the first page in common; who is alone comes last."""
@@ -127,6 +141,45 @@ class StepDriver:
         for tenant, token in zip(sampling, result.tokens.tolist(), strict=True):
             tenant.tokens.append(token)
         return result
+
+    def check(self, tenants: list[Tenant], drafts: Mapping[int, Draft]) -> StepResult:
+        """A step with drafts, whose rows must decode: each goes as far as its draft is what was sampled."""
+        batch, sampling = self.plan(tenants, 1, drafts)
+        launched = self.runner.forward(batch)
+        self.runner.sample(launched, None)
+        result = self.runner.result(launched)
+        assert len(result.tokens) == len(sampling)
+        tokens = iter(result.tokens.tolist())
+        for tenant in dict.fromkeys(sampling):
+            guesses, certain = drafts.get(tenant.row, Draft())
+            sampled = [next(tokens) for _ in range(1 + len(guesses) - certain)]
+            agreed = next(
+                (i for i, (a, b) in enumerate(zip(sampled, guesses[certain:], strict=False)) if a != b),
+                len(sampled) - 1,
+            )
+            tenant.tokens += [*guesses[:certain], *sampled[: agreed + 1]]
+            tenant.computed = tenant.told = len(tenant.tokens) - 1
+        return result
+
+    def generate_drafted(self, tenants: list[Tenant], answers: list[list[int]], seed: int = 0) -> int:
+        """Until all have their answers, with drafts of up to six tokens of these, now and then a wrong one; as certain
+        counts what is right. The number of steps."""
+        rng, steps = random.Random(seed), 0
+        self.generate(tenants, 1)
+        while going := [(t, a) for t, a in zip(tenants, answers, strict=True) if len(t.output) < len(a)]:
+            drafts = {}
+            for t, answer in going:
+                tokens = answer[len(t.output) : len(answer) - 1][: rng.choice((0, 2, 6))]
+                is_answer = t.output == answer[: len(t.output)] and t.sampling.logprobs < 0
+                certain = rng.randrange(len(tokens) + 1) if is_answer else 0
+                if tokens[certain:] and rng.random() < 0.5:
+                    wrong = rng.randrange(certain, len(tokens))
+                    tokens[wrong] = (tokens[wrong] + 1) % 50
+                if tokens:
+                    drafts[t.row] = Draft(tuple(tokens), certain)
+            self.check([t for t, _ in going], drafts)
+            steps += 1
+        return steps
 
     def generate(self, tenants: list[Tenant], count: int, chunk: int = 10**6) -> list[list[int]]:
         while any(len(t.output) < count for t in tenants):

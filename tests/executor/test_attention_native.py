@@ -19,7 +19,14 @@ CPU = torch.device("cpu")
 HEADS, KV_HEADS, DIM = 6, 2, 16
 
 
-def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype: torch.dtype = torch.float32):
+def run(
+    rows: list[tuple[int, int]],
+    num_decode: int,
+    num_drafted: int = 0,
+    *,
+    shared: int = 0,
+    dtype: torch.dtype = torch.float32,
+):
     """`rows` are (start, length); all share the slots of the first `shared` positions. Ours, and what it should be."""
     generator = torch.Generator().manual_seed(sum(start for start, _ in rows))
     context = max(start + length for start, length in rows)
@@ -42,7 +49,8 @@ def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype:
     start, length = (np.array(column, np.int32) for column in zip(*rows, strict=True))
     index = np.arange(len(rows), dtype=np.int32)
     none = np.zeros(0, np.int32)
-    plan = ScheduleBatch(0, (), num_decode, index, start, length, start + length, index < 0, start + length, none)
+    columns = (index, start, length, start + length, 0 * index, start + length, none)
+    plan = ScheduleBatch(0, (), num_decode, *columns, num_drafted=num_drafted)
     num_tokens = int(length.sum())
     q_NHC = torch.randn((num_tokens, HEADS, DIM), generator=generator)
     kv_NSC = torch.randn((num_tokens, 2 * KV_HEADS, DIM), generator=generator)
@@ -62,27 +70,29 @@ def run(rows: list[tuple[int, int]], num_decode: int, *, shared: int = 0, dtype:
 
 
 @pytest.mark.parametrize(
-    ("rows", "num_decode", "shared"),
+    ("rows", "num_decode", "num_drafted", "shared"),
     [
-        ([(0, 1)], 1, 0),
-        ([(9, 1)], 1, 0),
-        ([(9, 1), (9, 1), (9, 1)], 3, 0),
-        ([(40, 1), (3, 1), (0, 1), (77, 1)], 4, 0),
-        ([(1300, 1), (5, 1), (1250, 1), (9, 1), (30, 1)], 5, 0),
-        ([(100, 1), (90, 1), (80, 1)], 3, 70),
-        ([(100, 1), (100, 1), (100, 1)], 3, 100),
-        ([(100, 1), (90, 1)], 2, 20),
-        ([(0, 13)], 0, 0),
-        ([(6, 13)], 0, 0),
-        ([(0, 5), (0, 1), (70, 4)], 0, 0),
-        ([(33, 1), (8, 1), (0, 11), (12, 7)], 2, 0),
-        ([(1400, 1), (8, 1), (90, 1), (0, 11), (12, 1)], 3, 0),
+        ([(0, 1)], 1, 0, 0),
+        ([(9, 1)], 1, 0, 0),
+        ([(9, 1), (9, 1), (9, 1)], 3, 0, 0),
+        ([(40, 1), (3, 1), (0, 1), (77, 1)], 4, 0, 0),
+        ([(1300, 1), (5, 1), (1250, 1), (9, 1), (30, 1)], 5, 0, 0),
+        ([(100, 1), (90, 1), (80, 1)], 3, 0, 70),
+        ([(100, 1), (100, 1), (100, 1)], 3, 0, 100),
+        ([(100, 1), (90, 1)], 2, 0, 20),
+        ([(0, 13)], 0, 0, 0),
+        ([(6, 13)], 0, 0, 0),
+        ([(0, 5), (0, 1), (70, 4)], 0, 0, 0),
+        ([(33, 1), (8, 1), (0, 11), (12, 7)], 2, 0, 0),
+        ([(1400, 1), (8, 1), (90, 1), (0, 11), (12, 1)], 3, 0, 0),
+        ([(33, 1), (8, 5), (0, 3)], 1, 2, 0),
+        ([(90, 4), (90, 2), (7, 9)], 0, 2, 30),
     ],
 )
 @pytest.mark.parametrize("compiled", [True, False])
-def test_as_written_out(rows, num_decode, shared, compiled, monkeypatch):
+def test_as_written_out(rows, num_decode, num_drafted, shared, compiled, monkeypatch):
     monkeypatch.setattr(cpu, "AVAILABLE", compiled and cpu.AVAILABLE)
-    ours, expected = run(rows, num_decode, shared=shared)
+    ours, expected = run(rows, num_decode, num_drafted, shared=shared)
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-5)
 
 

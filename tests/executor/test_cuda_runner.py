@@ -183,6 +183,20 @@ def test_other_types(family, dtype, kv_dtype, near_tie, graphs, monkeypatch):
         assert_chosen(model, tenant, near_tie)
 
 
+@pytest.mark.parametrize(("num_rows", "graphs"), [(8, True), (32, True), (8, False)])
+def test_drafts_give_the_tokens_of_one_after_the_other(num_rows, graphs):
+    """As rows of a graph where they fit into one, else as chunks."""
+    model = model_of("llama")
+    driver = build(model, page_size=16, graphs=graphs, num_rows=num_rows)
+    drawn = SamplingParams(max_new_tokens=1000, temperature=1.0, seed=5)
+    tenants = [driver.tenant(row, prompt_of(5 + 40 * row, row), (GREEDY, drawn)[row % 2]) for row in range(6)]
+    answers = driver.generate(tenants, 30)
+    again = [driver.tenant(t.row, t.tokens[: t.prompt_len], t.sampling) for t in tenants]
+    driver.generate_drafted(again, answers)
+    for tenant in again:
+        assert_chosen(model, tenant)
+
+
 def test_every_batch_size_from_graphs():
     """Rows of 1 to 150 tokens; each step one row fewer, so that every graph is padded in every way.
 

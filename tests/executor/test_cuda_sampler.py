@@ -106,8 +106,8 @@ def test_logits_that_are_no_numbers_spoil_their_own_row_only(device):
         assert 0 <= tokens[1] < VOCAB
 
 
-def test_masks_follow_the_plan_rows_not_the_samples(device):
-    """The second of three rows does not sample; the mask names the third."""
+def test_masks_follow_the_samples_not_the_plan_rows(device):
+    """The second of three rows does not sample; the mask is the third's."""
     greedy = SamplingParams(max_new_tokens=1, temperature=0.0)
     bench = CudaBench(64, [(greedy, [1], 1, ())] * 3, device)
     bits = np.zeros((1, 2), np.int32)
@@ -115,5 +115,5 @@ def test_masks_follow_the_plan_rows_not_the_samples(device):
     plan = bench.plan([0, 1, 2], samples=[True, False, True])
     rows_S, positions_S = torch.tensor([0, 2], device=device), torch.tensor([1, 1], device=device)
     logits = torch.arange(64.0, device=device).repeat(2, 1)
-    masks = TokenMasks(np.array([2], np.int32), bits)
+    masks = TokenMasks(np.array([1], np.int32), bits)
     assert bench.cuda_sampler(logits, plan, rows_S, positions_S, bench.tokens_RP, masks).tokens_S.tolist() == [63, 5]

@@ -134,6 +134,27 @@ def test_a_row_reads_what_another_computes_in_the_same_step(page_size):
         assert tenant.output == greedy_reference(model, tenant.tokens[: tenant.prompt_len], len(tenant.output))
 
 
+WISHES = (
+    GREEDY,
+    SamplingParams(1000, temperature=1.0, seed=7),
+    SamplingParams(1000, temperature=0.8, top_p=0.9, top_k=20, seed=8, logprobs=2),
+    SamplingParams(1000, temperature=1.2, seed=9, frequency_penalty=0.8, repetition_penalty=1.3),
+    SamplingParams(1000, min_new_tokens=12, seed=10, logit_bias=((3, 2.0), (9, -4.0))),
+)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_drafts_give_the_tokens_of_one_after_the_other_in_fewer_steps(page_size):
+    model = hf_model("llama")
+    plain, drafted = (build(model, page_size=page_size) for _ in range(2))
+    stops = (2, 11, 30)
+    tenants = [plain.tenant(i, prompt_of(5 + 9 * i, i), w, stop_token_ids=stops) for i, w in enumerate(WISHES)]
+    answers = plain.generate(tenants, 30)
+    again = [drafted.tenant(t.row, t.tokens[: t.prompt_len], t.sampling, stop_token_ids=stops) for t in tenants]
+    assert drafted.generate_drafted(again, answers) < 25
+    assert [tenant.output for tenant in again] == answers
+
+
 def test_a_row_can_come_back_with_its_output():
     """After a retraction the same tokens are computed again as one prompt; only the later ones are new."""
     model = hf_model("llama")

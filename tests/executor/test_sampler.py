@@ -98,7 +98,7 @@ class Bench:
         row = np.array(order, np.int32)
         end = np.array([len(self.rows[r][1]) for r in order], np.int32)
         one = np.ones(len(order), np.int32)
-        sampling = np.ones(len(order), bool) if samples is None else np.array(samples, bool)
+        sampling = np.ones(len(order), np.int32) if samples is None else np.array(samples, np.int32)
         return ScheduleBatch(0, (), len(order), row, end - one, one, end - one, sampling, end, np.zeros(0, np.int32))
 
     def sample(self, logits: torch.Tensor, order: Sequence[int] | None = None, masks: TokenMasks | None = None):
@@ -208,7 +208,9 @@ def draws(logits_V: torch.Tensor, wanted: SamplingParams, count: int, by: str) -
     end = np.arange(1, count + 1) if by == "position" else np.full(count, 17)
     one = np.ones(count, np.int64)
     rows = np.arange(count)
-    plan = ScheduleBatch(0, (), count, rows, end - one, one, end - one, one.astype(bool), end, np.zeros(0, np.int32))
+    plan = ScheduleBatch(
+        0, (), count, rows, end - one, one, end - one, one.astype(np.int32), end, np.zeros(0, np.int32)
+    )
     with torch.inference_mode():
         sampler = Sampler(table, len(logits_V), CPU)
         return sampler(logits_V.repeat(count, 1), plan, torch.zeros((count, 1)), None).tokens_S.numpy()
@@ -320,8 +322,8 @@ def test_logits_that_are_no_numbers_spoil_their_own_row_only(filters):
         assert 0 <= tokens[1] < VOCAB
 
 
-def test_masks_follow_the_plan_rows_not_the_samples():
-    """The second of three rows does not sample; the mask names the third."""
+def test_masks_follow_the_samples_not_the_plan_rows():
+    """The second of three rows does not sample; the mask is the third's."""
     greedy = SamplingParams(max_new_tokens=1, temperature=0.0)
     bench = Bench(64, [(greedy, [1], 1, ())] * 3)
     logits = torch.arange(64.0).repeat(2, 1)
@@ -329,5 +331,40 @@ def test_masks_follow_the_plan_rows_not_the_samples():
     bits[0, 0] = 1 << 5
     with torch.inference_mode():
         plan = bench.plan([0, 1, 2], samples=[True, False, True])
-        sampled = bench.sampler(logits, plan, bench.tokens_RP, TokenMasks(np.array([2], np.int32), bits))
+        sampled = bench.sampler(logits, plan, bench.tokens_RP, TokenMasks(np.array([1], np.int32), bits))
     assert sampled.tokens_S.tolist() == [63, 5]
+
+
+def drafted_plan(known: Sequence[int], drafted: Sequence[int]) -> ScheduleBatch:
+    """Row i has `known[i]` tokens and `drafted[i]` more to check: the last known one and all of these are computed."""
+    start, size = np.array(known, np.int32) - 1, np.array(drafted, np.int32) + 1
+    row = np.arange(len(known), dtype=np.int32)
+    return ScheduleBatch(
+        0, (), 0, row, start, size, start, size, start + size, np.zeros(0, np.int32), num_drafted=len(known)
+    )
+
+
+def drafted_bench(bench: Bench, drafted: Sequence[int]) -> Bench:
+    """Its rows, each once more for every token of its draft, as they are when that one has been said."""
+    rows = []
+    for (wanted, tokens, prompt_len, stops), more in zip(bench.rows, drafted, strict=True):
+        known = len(tokens) - more
+        rows += [(wanted, tokens[: known + said], min(prompt_len, known), stops) for said in range(more + 1)]
+    return Bench(VOCAB, rows)
+
+
+def test_behind_a_draft_tokens_are_what_they_would_be_one_after_the_other(mixed):
+    bench, _ = mixed
+    drafted = [row % 4 for row in range(len(bench.rows))]
+    known = [len(tokens) - more for (_, tokens, _, _), more in zip(bench.rows, drafted, strict=True)]
+    rows = [(w, t, min(p, k), s) for (w, t, p, s), k in zip(bench.rows, known, strict=True)]
+    bench, single = Bench(VOCAB, rows), drafted_bench(bench, drafted)
+    count = len(single.rows)
+    logits = torch.randn((count, VOCAB + 5), generator=torch.Generator().manual_seed(4)) * 3
+    masked = np.arange(0, count, 3, dtype=np.int32)
+    allowed = np.random.default_rng(8).random((len(masked), VOCAB)) < 0.3
+    bits = np.packbits(np.pad(allowed, ((0, 0), (0, -VOCAB % 32))), axis=1, bitorder="little").view(np.int32)
+    masks = TokenMasks(masked, bits)
+    with torch.inference_mode():
+        together = bench.sampler(logits.clone(), drafted_plan(known, drafted), bench.tokens_RP, masks)
+    assert torch.equal(together.tokens_S, single.sample(logits, masks=masks).tokens_S)

@@ -40,7 +40,7 @@ class InstantExecutor:
         pass
 
     def result(self, launched: ScheduleBatch) -> StepResult:
-        return StepResult(np.full(np.count_nonzero(launched.samples), 7, np.int32))
+        return StepResult(np.full(launched.samples.sum(), 7, np.int32))
 
 
 class EncodingOutlet:
@@ -120,6 +120,7 @@ def measure(rows: int, page_size: int, stop: tuple[bytes, ...], waiting: int, pa
             observer=part(BoardObserver(record, planner, output, ledger), "observer"),
             grammars=None,
             control=Control(ledger, planner, SilentOutlet(), NoMaintenance()),
+            drafter=None,
             eos_token_ids=(2,),
             overlap=True,
         )

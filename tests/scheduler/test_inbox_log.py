@@ -14,6 +14,7 @@ from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import (
     Difference,
     InboxLog,
+    LoggedDrafter,
     LoggedExecutor,
     LoggedGrammars,
     LoggedIntake,
@@ -39,6 +40,7 @@ def logged_run(seed: int, folder: Path, settings_in_log: Settings | None = None)
         outlet=simulation.outlet,
         record=LoggedRecord(record, log),
         grammars=LoggedGrammars(simulation.grammars, log),
+        drafter=LoggedDrafter(simulation.drafter, log),
     )
     simulation.intake.stop = lambda: setattr(scheduler, "stopped", True)
     scheduler.run()

@@ -20,7 +20,7 @@ both = pytest.mark.parametrize("overlap", [True, False])
 def rows_of(simulation: Simulation, rid: int) -> int:
     """How many launched rows computed something for this request."""
     plans = filter(None, simulation.consensus.plans)
-    return sum(request.rid == rid for _, requests in plans for request in requests)
+    return sum(request.rid == rid for plan in plans for request in plan.requests)
 
 
 # ---- the end of a request -------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def run(setting: Setting, script) -> Simulation:
 def shapes(simulation: Simulation) -> list[list[tuple[int, int, int]]]:
     """Of each step its rows, as (rid, start, length)."""
     steps = []
-    for batch, requests in filter(None, simulation.consensus.plans):
+    for batch, requests, _ in filter(None, simulation.consensus.plans):
         rids = [request.rid for request in requests]
         steps.append(list(zip(rids, batch.start.tolist(), batch.length.tolist(), strict=True)))
     return steps
@@ -80,7 +80,7 @@ def test_budget_below_the_number_of_decode_rows_still_lets_a_prompt_through():
     setting = Setting(token_budget=2, max_running=4, num_pages=200)
     script = {1: [request(rid, [rid], 30) for rid in range(3)], 10: [request(3, list(range(5, 15)), 3)]}
     simulation = run(setting, script)
-    for (batch, _), rows in zip(filter(None, simulation.consensus.plans), shapes(simulation), strict=True):
+    for (batch, _, _), rows in zip(filter(None, simulation.consensus.plans), shapes(simulation), strict=True):
         prompt_tokens = batch.num_tokens - batch.num_decode
         assert batch.num_tokens <= 2 or prompt_tokens <= 1, rows
     assert any(batch.num_tokens == 4 for batch in simulation.executor.batches)
@@ -317,7 +317,7 @@ def test_rows_that_share_a_prefix_are_neighbours():
     messages += [request(4, [*left, 13], 6), request(5, [*right, 14], 6)]
     simulation = run(Setting(num_pages=200, max_running=8, token_budget=64), {1: messages})
     plans = [plan for plan in simulation.consensus.plans if plan and plan.batch.num_decode]
-    rows = [([request.rid for request in requests], batch.shared) for batch, requests in plans]
+    rows = [([request.rid for request in requests], batch.shared) for batch, requests, _ in plans]
     assert rows[0] == ([1, 4, 2, 5, 3], ((2, 8), (2, 6)))
     assert rows[-1] == ([2, 5, 3, 4], ((2, 6),))
 

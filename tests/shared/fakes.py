@@ -29,7 +29,7 @@ from srt.messages import (
 )
 from srt.scheduler.planner import Plan, Planner
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import Accepted, Logprobs, OpenedRow, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import Accepted, Draft, Logprobs, OpenedRow, ScheduleBatch, StepResult, TokenMasks
 
 MODULUS = 2**61 - 1
 
@@ -64,11 +64,12 @@ class FakeModel:
         noise = zlib.crc32(b"%d %d" % (prefix, sampling.seed & 0xFFFFFFFF))
         likes_to_stop = stop_token_ids and noise % self.eos_one_in == 0
         token = stop_token_ids[noise % len(stop_token_ids)] if likes_to_stop else (noise >> 8) % self.vocab_size
-        forbidden = stop_token_ids if num_output < sampling.min_new_tokens else ()
-        for _ in range(self.vocab_size):
-            if token not in forbidden and (allowed is None or allowed(token)):
-                return token
-            token = (token + 1) % self.vocab_size
+        # Where a grammar allows nothing but what must not come yet, its word counts.
+        for forbidden in (stop_token_ids if num_output < sampling.min_new_tokens else (), ()):
+            for _ in range(self.vocab_size):
+                if token not in forbidden and (allowed is None or allowed(token)):
+                    return token
+                token = (token + 1) % self.vocab_size
         raise AssertionError("no token is allowed")
 
 
@@ -146,21 +147,34 @@ class FakeExecutor:
         for (row, start, length), first in zip(rows, batch.table_start.tolist(), strict=True):
             self.slot_table[row, first : start + length] = batch.slots[offset : offset + start + length - first]
             offset += start + length - first
+        for row, position, token in batch.draft.T.tolist():
+            assert self.token_table[row, position] == -1, "a draft of what is known"
+            self.token_table[row, position] = token
+            self.prefixes[row, position] = self.model.extend(int(self.prefixes[row, position - 1]), token)
         self._compute(batch)
         launch.prompt = self._rate_prompts(batch)
 
     def _check_shapes(self, batch: ScheduleBatch, rows: list[tuple[int, int, int]]) -> None:
         assert rows
         for name, array in _arrays(batch):
-            assert array.dtype == (bool if name == "samples" else np.int32)
-            assert array.shape == (len(rows),) or name == "slots"
+            assert array.dtype == np.int32
+            assert array.shape == (len(rows),) or name in ("slots", "draft")
         assert len({row for row, _, _ in rows}) == len(rows), "a row appears twice"
+        drafted = [np.sort(batch.draft[1, batch.draft[0] == row]).tolist() for row, _, _ in rows]
+        assert batch.num_decode + batch.num_drafted <= len(rows)
         columns = zip(rows, batch.samples.tolist(), batch.first_logit.tolist(), batch.table_start.tolist(), strict=True)
         for i, ((_, start, length), samples, first_logit, table_start) in enumerate(columns):
             assert start >= 0
             assert length >= 1
             assert start + length <= self.context_length
-            assert i >= batch.num_decode or (length == 1 and samples), "decode rows compute and sample one token"
+            size = len(drafted[i])
+            assert i >= batch.num_decode or (length == samples == 1), "decode rows compute and sample one token"
+            if 0 <= i - batch.num_decode < batch.num_drafted:
+                assert length == 1 + size > 1, "drafted rows compute one token and a draft"
+            assert drafted[i] == list(range(start + length - size, start + length)), "drafts end their rows"
+            assert size < length
+            assert samples <= size + 1
+            assert samples or not size, "a draft that nothing follows"
             assert start <= first_logit <= start + length - samples
             assert i >= batch.num_decode or first_logit == start, "one logit a decode row"
             assert table_start <= start, "the row's new positions need slots"
@@ -214,32 +228,43 @@ class FakeExecutor:
     def _run_sample(self, launch: FakeLaunch) -> None:
         batch = launch.batch
         allowed = self._allowed(launch)
-        for i in np.flatnonzero(batch.samples).tolist():
-            row, end = int(batch.row[i]), int(batch.start[i] + batch.length[i])
-            assert end < self.context_length, "a token beyond the context"
-            assert self.token_table[row, end] == -1, "samples a token that is known"
-            tenant = self.tenants[row]
-            prefix = int(self.prefixes[row, end - 1])
-            token = self.model.next_token(
-                prefix, tenant.sampling, tenant.stop_token_ids, end - tenant.prompt_len, allowed.get(i)
-            )
-            self.token_table[row, end] = token
-            self.prefixes[row, end] = self.model.extend(prefix, token)
-            launch.tokens.append(token)
+        assert len(batch.sampled_rows) == len(batch.sampled_positions) == batch.samples.sum()
+        places = iter(zip(batch.sampled_rows.tolist(), batch.sampled_positions.tolist(), strict=True))
+        for samples in batch.samples.tolist():
+            follows = True  # from tokens that were said
+            for left in range(samples - 1, -1, -1):
+                row, position = next(places)
+                guess = int(self.token_table[row, position])
+                assert (guess == -1) == (left == 0), "samples a token that is known"
+                token = self._choose(row, position, allowed.get(len(launch.tokens)) if follows else None)
+                launch.tokens.append(token)
+                if not follows:
+                    # Whatever a device leaves here, nobody may build on it.
+                    self.token_table[row, position] = self.prefixes[row, position] = -1
+                    continue
+                self.token_table[row, position] = token
+                self.prefixes[row, position] = self.model.extend(int(self.prefixes[row, position - 1]), token)
+                follows = token == guess
         launch.executed = True
+
+    def _choose(self, row: int, position: int, allowed: Callable[[int], bool] | None) -> int:
+        assert position < self.context_length, "a token beyond the context"
+        tenant = self.tenants[row]
+        prefix, num_output = int(self.prefixes[row, position - 1]), position - tenant.prompt_len
+        return self.model.next_token(prefix, tenant.sampling, tenant.stop_token_ids, num_output, allowed)
 
     def _allowed(self, launch: FakeLaunch) -> dict[int, Callable[[int], bool]]:
         masks = launch.masks
         if masks is None:
             return {}
-        assert masks.batch_rows.dtype == masks.bits.dtype == np.int32
-        assert masks.bits.shape == (len(masks.batch_rows), -(-self.model.vocab_size // 32))
-        assert launch.batch.samples[masks.batch_rows].all(), "a mask for a row that does not sample"
-        return {i: _bit_test(words) for i, words in zip(masks.batch_rows.tolist(), masks.bits.tolist(), strict=True)}
+        assert masks.places.dtype == masks.bits.dtype == np.int32
+        assert masks.bits.shape == (len(masks.places), -(-self.model.vocab_size // 32))
+        assert masks.places.max() < launch.batch.samples.sum(), "a mask for a token that is not sampled"
+        return {i: _bit_test(words) for i, words in zip(masks.places.tolist(), masks.bits.tolist(), strict=True)}
 
     def _values(self, launch: FakeLaunch) -> StepResult:
         tokens = np.array(launch.tokens, np.int32)
-        rows = launch.batch.row[launch.batch.samples].tolist()
+        rows = launch.batch.sampled_rows.tolist()
         asked = max((self.tenants[row].sampling.logprobs for row in rows), default=-1)
         logprobs = None if asked < 0 else fake_logprobs(tokens, asked, self.model.vocab_size)
         return StepResult(tokens, logprobs, launch.prompt)
@@ -268,7 +293,7 @@ def fake_logprob(tokens: np.ndarray) -> np.ndarray:
 
 
 def _arrays(batch: ScheduleBatch) -> list[tuple[str, np.ndarray]]:
-    names = ("row", "start", "length", "first_logit", "samples", "table_start", "slots")
+    names = ("row", "start", "length", "first_logit", "samples", "table_start", "slots", "draft")
     return [(name, getattr(batch, name)) for name in names]
 
 
@@ -322,19 +347,41 @@ class FakeGrammars:
 
     @staticmethod
     def allows(state: int, token: int) -> bool:
-        return (token ^ state) & 1 == 0
+        """Half of the tokens, in every other state only one."""
+        return token == 4 + (state >> 8) % 40 if state & 1 else (token ^ state >> 1) & 1 == 0
 
     @classmethod
     def ends(cls, text: str, state: int) -> bool:
         return text not in cls.FAULTS and state % int(text) == 0
 
-    def masks(self, rows: list[int], rids: list[int]) -> TokenMasks:
-        allowed = np.zeros((len(rows), -(-self._vocab_size // 32) * 32), np.uint8)
-        for line, rid in zip(allowed, rids, strict=True):
+    def masks(self, places: list[int], rids: list[int], drafts: Mapping[int, Draft]) -> TokenMasks:
+        every_place, lines = [], []
+        for place, rid in zip(places, rids, strict=True):
             state = self.states[rid]
-            line[: self._vocab_size] = [self.allows(state, token) for token in range(self._vocab_size)]
+            tokens, certain = drafts.get(rid, Draft())
+            for index in range(len(tokens) + 1):
+                if index >= certain:
+                    every_place.append(place + index - certain)
+                    lines.append([self.allows(state, token) for token in range(self._vocab_size)])
+                if index < len(tokens):
+                    assert index >= certain or self.alone(state) == tokens[index], "not as certain as was said"
+                    state = self.advance(state, tokens[index])
+        allowed = np.zeros((len(lines), -(-self._vocab_size // 32) * 32), np.uint8)
+        allowed[:, : self._vocab_size] = lines
         bits = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
-        return TokenMasks(np.array(rows, np.int32), bits)
+        return TokenMasks(np.array(every_place, np.int32), bits)
+
+    def alone(self, state: int) -> int | None:
+        """The only token that is allowed, if there is but one."""
+        allowed = [token for token in range(self._vocab_size) if self.allows(state, token)]
+        return allowed[0] if len(allowed) == 1 else None
+
+    def forced(self, rid: int) -> list[int]:
+        tokens, state = [], self.states[rid]
+        while (token := self.alone(state)) is not None and not (tokens and self.ends(self.texts[rid], state)):
+            tokens.append(token)
+            state = self.advance(state, token)
+        return tokens
 
     def accept(self, rid: int, token: int) -> Accepted:
         assert self.allows(self.states[rid], token), "a token the grammar forbids"
@@ -347,6 +394,30 @@ class FakeGrammars:
         assert rid in self.texts
         self.dropped.add(rid)
         self.states.pop(rid, None)
+
+
+class FakeDrafter:
+    """What a grammar forces, as certain, and behind it guesses of which each is right with `skill` in 100.
+
+    It knows the answers: `expected(rid)` are the tokens a request will have been given in the end.
+    """
+
+    def __init__(self, grammars: FakeGrammars, expected: Callable[[int], Sequence[int]], skill: int, most: int) -> None:
+        self._grammars = grammars
+        self._expected = expected
+        self._skill = skill
+        self._most = most
+
+    def follows(self, request: Request) -> bool:
+        return self._skill >= 0 and request.rid % 4 != 0
+
+    def draft(self, request: Request) -> Draft:
+        certain = self._grammars.forced(request.rid) if request.constrained else []
+        known = request.num_output + len(certain)
+        guesses = self._expected(request.rid)[known : known + self._most]
+        noise = [zlib.crc32(b"%d %d" % (request.rid, known + place)) for place in range(len(guesses))]
+        guesses = [g if n % 100 < self._skill else n % 40 for g, n in zip(guesses, noise, strict=True)]
+        return Draft((*certain, *guesses), len(certain))
 
 
 class RecordingOutlet:

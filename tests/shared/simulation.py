@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from shared.fakes import (
+    FakeDrafter,
     FakeExecutor,
     FakeGrammars,
     FakeModel,
@@ -79,6 +80,8 @@ class Setting:
     policy: str = "fcfs"
     low_priority_first: bool = False
     eos_one_in: int = 24
+    skill: int = -1  # of the drafter, in 100; -1: it drafts nothing
+    most_guessed: int = 4
 
     @property
     def limits(self) -> Limits:
@@ -161,6 +164,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         s = self.setting
+        self._answers: dict[int, list[int]] = {}
         items = [item for items in self.script.values() for item in items]
         self.requests = [item for item in items if isinstance(item, NewRequest)]
         for message in self.requests:
@@ -175,6 +179,7 @@ class Simulation:
         self.outlet = RecordingOutlet()
         self.observer = RecordingObserver(self.planner, self.ledger)
         self.grammars = FakeGrammars(VOCAB)
+        self.drafter = FakeDrafter(self.grammars, self._expected, s.skill, s.most_guessed)
         self.intake = ScriptedIntake(self.script, self.max_steps or self.step_bound(), grammars=self.grammars)
         self.scheduler = Scheduler(
             ledger=self.ledger,
@@ -187,6 +192,7 @@ class Simulation:
             observer=self.observer,
             grammars=self.grammars,
             control=Control(self.ledger, self.planner, self.outlet, NoMaintenance()),
+            drafter=self.drafter,
             eos_token_ids=EOS,
             overlap=s.overlap,
         )
@@ -264,6 +270,12 @@ class Simulation:
         assert self.output.finished == len(finishes) - self.output.aborted
         assert self.output.generated_tokens == sum(map(len, self.outlet.outputs.values()))
 
+    def _expected(self, rid: int) -> list[int]:
+        if rid not in self._answers:
+            message = next(message for message in self.requests if message.rid == rid)
+            self._answers[rid] = reference(message, self.setting).tokens
+        return self._answers[rid]
+
     def _stop(self) -> None:
         self.scheduler.stopped = True
 
@@ -287,6 +299,8 @@ def random_simulation(seed: int, tight: bool = False) -> tuple[Simulation, list[
         cache=rnd.random() < 0.8,
         policy=rnd.choice(SCHEDULE_POLICIES),
         low_priority_first=rnd.random() < 0.5,
+        skill=rnd.choice((-1, -1, 100, 80, 0)),
+        most_guessed=rnd.choice((1, 4, 20)),
     )
     stems = [[rnd.randrange(VOCAB) for _ in range(rnd.randrange(1, context_length - 4))] for _ in range(3)]
     script: dict[int, list[Any]] = {}

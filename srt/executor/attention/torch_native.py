@@ -29,8 +29,10 @@ class TorchNativeBackend:
     def plan(self, batch: ForwardBatch) -> Attend:
         plan, num_decode = batch.plan, batch.num_decode
         groups: list[DecodeRows | DecodeGroup] = []
-        if num_decode and cpu.serves(batch.slots_N.device, self._cache.head_dim):
-            groups = [DecodeRows.build(batch)]
+        if cpu.serves(batch.slots_N.device, self._cache.head_dim):
+            num_decode += plan.num_drafted
+            if num_decode:
+                groups = [DecodeRows.build(batch, num_decode)]
         elif num_decode:
             similar = groups_of_similar_length(plan.start[:num_decode] + 1)
             groups = [DecodeGroup.build(batch, rows) for rows in similar]
@@ -79,7 +81,10 @@ def groups_of_similar_length(lengths: np.ndarray) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class DecodeRows:
-    """Rows of one token each, computed by the compiled kernel, which reads the pool where it lies."""
+    """Rows of one token each, computed by the compiled kernel, which reads the pool where it lies.
+
+    To it, the tokens of a draft are rows too: they see what is stored of the row up to their own positions.
+    """
 
     tokens: slice
     slots_XP: torch.Tensor
@@ -87,10 +92,12 @@ class DecodeRows:
     lengths_R: torch.Tensor
 
     @classmethod
-    def build(cls, batch: ForwardBatch) -> DecodeRows:
-        tokens = slice(0, batch.num_decode)
-        rows, lengths = batch.plan.row[tokens].astype(np.int64), batch.plan.start[tokens].astype(np.int64) + 1
-        return cls(tokens, batch.tables.slots_RP, torch.from_numpy(rows), torch.from_numpy(lengths))
+    def build(cls, batch: ForwardBatch, num_rows: int) -> DecodeRows:
+        """Of the plan's first rows."""
+        sizes = batch.plan.length[:num_rows]
+        tokens = slice(0, int(sizes.sum()))
+        rows = torch.from_numpy(batch.plan.row[:num_rows].astype(np.int64).repeat(sizes))
+        return cls(tokens, batch.tables.slots_RP, rows, batch.positions_N[tokens] + 1)
 
     def attend(self, q_RHC: torch.Tensor, kv_RSC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
         return cpu.decode(q_RHC, cached_TSC, self.slots_XP, self.rows_R, self.lengths_R)
