@@ -51,9 +51,12 @@ class Detokenizer:
             else:
                 shown = text.finish(delta.ids, delta.finish)
                 del self._open[delta.rid]
-            cached_tokens, started = (-1, None) if opening is None else (opening.cached_tokens, opening.started)
             logprobs = delta.logprobs, delta.prompt_logprobs
-            deltas.append(TextDelta(delta.rid, shown, delta.ids, cached_tokens, delta.finish, *logprobs, started))
+            given = (-1, None, 0)
+            if opening is not None:
+                given = opening.cached_tokens, opening.started, opening.restored_tokens
+            cached_tokens, *rest = given
+            deltas.append(TextDelta(delta.rid, shown, delta.ids, cached_tokens, delta.finish, *logprobs, *rest))
         return TextBatch(batch.step, tuple(deltas), batch.computed, batch.released, time.monotonic())
 
 

@@ -11,11 +11,12 @@ about what it takes an 8B model on an H200, so that only the costs depend on the
 - zero_hits: 2,048 prompts at once that share nothing, 512 tokens, 64 to generate.
 
 `of_most` is the hit rate over that of a cache that forgets nothing. `third_...` is in a pool of a third of all tokens
-there are; `third_of_oracle` compares with a cache of this size that knows what the same requests at the same times will
-ask for, and gives up first what is wanted last. `overtaken` says how many that came later were served before one,
-`of_bound` the largest share of the promised bound that this was for anyone. The costs of `zero_hits` are CPU time in
-the queue and in the prefix cache, with a CPU's settings; `of_cpu_step` is what of them falls on a step, as a share of
-one that decodes 16 rows of the default model on two cores.
+there are; `third_of_oracle` compares with a cache of this size that knows what the same requests at the same times
+will ask for, and gives up first what is wanted last. `host_...` has host memory for the rest behind it. `overtaken`
+says how many that came later were served before one, `of_bound` the largest share of the promised bound that this was
+for anyone. The costs of `zero_hits` are CPU time in the queue and in the prefix cache, with a CPU's settings;
+`of_cpu_step` is what of them falls on a step, as a share of one that decodes 16 rows of the default model on two
+cores.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 from srt.scheduler.scheduler import Scheduler
 
 STEP_SECONDS, ROW_SECONDS, TOKEN_SECONDS = 0.004, 0.00005, 0.000024
+COPY_SECONDS = 0.0000026  # of a token's 128 KiB from host memory, at 50 GB/s
 ROWS, BUDGET, CONTEXT = 256, 8192, 4096
 CPU_ROWS, CPU_BUDGET, CPU_STEP_SECONDS = 64, 1024, 0.018
 VOCABULARY = 30_000
@@ -60,7 +62,10 @@ class Device:
 
     def forward(self, batch: ScheduleBatch) -> ScheduleBatch:
         prompt_tokens = batch.num_tokens - batch.num_decode
-        self.clock += STEP_SECONDS + ROW_SECONDS * batch.num_rows + TOKEN_SECONDS * prompt_tokens
+        loaded = 0 if batch.copies is None else len(batch.copies.loaded_to)
+        self.clock += (
+            COPY_SECONDS * loaded + STEP_SECONDS + ROW_SECONDS * batch.num_rows + TOKEN_SECONDS * prompt_tokens
+        )
         self.steps += 1
         return batch
 
@@ -190,6 +195,7 @@ def run(
     *,
     rows: int = ROWS,
     token_budget: int = BUDGET,
+    host_tokens: int = 0,
 ) -> Run:
     device = Device()
     clients = Clients(chats, concurrency, device)
@@ -206,6 +212,7 @@ def run(
         eos_token_ids=(),
         token_bytes=(b"x",) * VOCABULARY,
         is_special=bytes(VOCABULARY),
+        host_pages=host_tokens,
     )
     scheduler = assemble(settings, executor=device, intake=clients, outlet=clients, record=Record())
     clients.scheduler = scheduler
@@ -318,6 +325,13 @@ def multi_turn_figures() -> dict[str, Any]:
             "third_hit_rate": round(tight.hit_rate, 4),
             "third_of_oracle": round(tight.hits / oracle_hits(tight.clients, working_set // 3), 4),
             "third_seconds": round(tight.device.clock, 1),
+        }
+        tiered = run(workload, policy, working_set // 3, 128, host_tokens=working_set)
+        figures[policy] |= {
+            "host_hit_rate": round(tiered.hit_rate, 4),
+            "host_of_most": round(tiered.hits / roomy.hits, 4),
+            "host_seconds": round(tiered.device.clock, 1),
+            "roomy_seconds": round(roomy.device.clock, 1),
         }
     return figures
 

@@ -9,6 +9,9 @@ import numpy as np
 from radix.tree import NO_SLOTS, TOKEN_BYTES, Node
 
 if TYPE_CHECKING:
+    from radix.allocator import TokenToKVPoolAllocator
+    from radix.eviction import EvictionOrder
+    from radix.host_tier import HostTier
     from radix.ledger import Ledger, Tenancy
 
 
@@ -22,8 +25,13 @@ def check_ledger(ledger: Ledger) -> None:
     _check_nodes(ledger, nodes)
     _check_rows(ledger)
     _check_locks(ledger, nodes)
-    _check_order(ledger, nodes)
-    _check_pages(ledger, nodes)
+    in_pool = [node for node in nodes if not node.on_host]
+    _check_order(ledger.cache.order, in_pool)
+    _check_pages(ledger, in_pool)
+    if ledger.host is not None:
+        on_host = [node for node in nodes if node.on_host]
+        _check_order(ledger.host.order, on_host)
+        _check_host_pages(ledger.host, on_host)
 
 
 def _name(node: Node) -> str:
@@ -64,7 +72,9 @@ def _check_nodes(ledger: Ledger, nodes: list[Node]) -> None:
             raise LedgerError(f"{_name(node)} has {len(node.key)} bytes of key, not whole pages")
         if len(node.slots) * TOKEN_BYTES != len(node.key):
             raise LedgerError(f"{_name(node)} has {len(node.slots)} slots for {len(node.key) // TOKEN_BYTES} tokens")
-    cached = sum(len(node.slots) for node in nodes)
+        if node.parent.on_host and not node.on_host:
+            raise LedgerError(f"{_name(node)} is in the pool, its parent in host memory")
+    cached = sum(len(node.slots) for node in nodes if not node.on_host)
     if ledger.cached_tokens != cached:
         raise LedgerError(f"cached_tokens is {ledger.cached_tokens}, the tree has {cached}")
 
@@ -103,19 +113,27 @@ def _check_locks(ledger: Ledger, nodes: list[Node]) -> None:
     for node, count in expected.items():
         if node.lock_ref != count:
             raise LedgerError(f"{_name(node)} is locked by {count} tenancies")
-    evictable = sum(len(node.slots) for node in nodes if node.lock_ref == 0)
+        if node.on_host and count:
+            raise LedgerError(f"{_name(node)} is locked in host memory")
+    evictable = sum(len(node.slots) for node in nodes if node.lock_ref == 0 and not node.on_host)
     if ledger.evictable_tokens != evictable:
         raise LedgerError(f"evictable_tokens is {ledger.evictable_tokens}, the tree has {evictable}")
 
 
-def _check_order(ledger: Ledger, nodes: list[Node]) -> None:
+def _check_order(order: EvictionOrder, nodes: list[Node]) -> None:
+    """Of one memory's nodes."""
     unlocked = [(node.serial, node) for node in nodes if node.lock_ref == 0]
     expected = sorted(unlocked, key=lambda entry: entry[0])
-    if list(ledger.cache.order) != expected:
+    if list(order) != expected:
         raise LedgerError("the eviction order is not that of the unlocked nodes by serial")
     for _, node in expected:
         parent = node.parent
-        if parent.parent is not None and parent.lock_ref == 0 and parent.serial <= node.serial:
+        if (
+            parent.parent is not None
+            and parent.on_host == node.on_host
+            and parent.lock_ref == 0
+            and parent.serial <= node.serial
+        ):
             raise LedgerError(f"{_name(node)} is younger than its parent")
 
 
@@ -126,16 +144,30 @@ def _check_pages(ledger: Ledger, nodes: list[Node]) -> None:
         if tenancy is not None:
             owners.append(tenancy)
             runs.append(ledger.table[tenancy.row, tenancy.shared : tenancy.allocated])
-    pages = np.concatenate(runs).reshape(-1, ledger.page_size)
-    owner = np.repeat(np.arange(len(runs)), [len(run) // ledger.page_size for run in runs])
-    numbers, offsets = np.divmod(pages, ledger.page_size)
-    num_pages = ledger.capacity // ledger.page_size
-    wrong = (
-        (offsets != np.arange(ledger.page_size)) | (numbers != numbers[:, :1]) | (numbers < 1) | (numbers > num_pages)
-    )
+    _check_each_page(ledger.allocator, ledger.capacity, runs, [_place(owner) for owner in owners])
+
+
+def _check_host_pages(host: HostTier, nodes: list[Node]) -> None:
+    runs = [host.allocator.free_slots, host.leaving_slots, *(node.slots for node in nodes)]
+    _check_each_page(host.allocator, host.capacity, runs, ["free", "leaving", *map(_place, nodes)])
+    cached = sum(len(node.slots) for node in nodes)
+    if host.cached_tokens != cached:
+        raise LedgerError(f"host memory is said to have {host.cached_tokens} tokens, the tree has {cached} there")
+
+
+def _check_each_page(
+    allocator: TokenToKVPoolAllocator, capacity: int, runs: list[np.ndarray], places: list[str]
+) -> None:
+    """Each page of a memory must be in one of `runs`, once; `places` says what they are."""
+    page_size = allocator.page_size
+    pages = np.concatenate(runs).reshape(-1, page_size)
+    place = np.repeat(np.arange(len(runs)), [len(run) // page_size for run in runs])
+    numbers, offsets = np.divmod(pages, page_size)
+    num_pages = capacity // page_size
+    wrong = (offsets != np.arange(page_size)) | (numbers != numbers[:, :1]) | (numbers < 1) | (numbers > num_pages)
     for index in np.flatnonzero(wrong.any(axis=1)):
-        raise LedgerError(f"slots {pages[index]} are not a page of the pool and are {_place(owners[owner[index]])}")
+        raise LedgerError(f"slots {pages[index]} are not a page of the pool and are {places[place[index]]}")
     times = np.bincount(numbers[:, 0], minlength=num_pages + 1)
     for page in np.flatnonzero(times[1:] != 1) + 1:
-        places = [_place(owners[index]) for index in owner[numbers[:, 0] == page]]
-        raise LedgerError(f"page {page} must be in one place; it is {' and '.join(places) or 'nowhere'}")
+        found = [places[index] for index in place[numbers[:, 0] == page]]
+        raise LedgerError(f"page {page} must be in one place; it is {' and '.join(found) or 'nowhere'}")

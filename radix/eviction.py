@@ -33,8 +33,14 @@ class EvictionOrder:
         """Takes a node out; one that has just been split off is not in yet."""
         self._nodes.pop(node.serial, None)
 
+    def replace(self, node: Node, successor: Node) -> None:
+        """`successor` takes the node's place."""
+        successor.serial = node.serial
+        self._nodes[node.serial] = successor
+
     def clear(self) -> None:
         self._nodes.clear()
 
-    def oldest(self) -> Node:
-        return next(iter(self._nodes.values()))
+    def first(self) -> Node | None:
+        """The oldest, if there is one."""
+        return next(iter(self._nodes.values()), None)

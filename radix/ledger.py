@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radix.allocator import TokenToKVPoolAllocator
+from radix.host_tier import HostTier
 from radix.radix_cache import Match, PageObserver, RadixCache
 from radix.req_to_token_pool import ReqToTokenPool
 from radix.tree import TOKEN_BYTES, Node
@@ -28,7 +29,8 @@ class Tenancy:
     allocated: int  # slots that the row has, a multiple of the page size
     node: Node  # the deepest locked node
     cached_tokens: int  # what matched when it was opened
-    revived: int  # of these, what no other tenancy was using
+    revived: int  # of these, what lay in the pool and no other tenancy was using
+    restored: int  # of these, what comes from host memory
 
 
 class Ledger:
@@ -42,8 +44,11 @@ class Ledger:
         num_rows: int,
         context_length: int,
         cache_enabled: bool = True,
+        host_pages: int = 0,
+        restore_least: int = 1,
         observer: PageObserver | None = None,
     ) -> None:
+        """With `host_pages` evicted prefixes move to host memory; `restore_least` tokens or more come back."""
         self.page_size = page_size
         self.capacity = num_pages * page_size
         self.evicted_total = 0  # tokens evicted to make room, since the start
@@ -51,7 +56,8 @@ class Ledger:
         self.allocator = TokenToKVPoolAllocator(num_pages, page_size)
         self.pool = ReqToTokenPool(num_rows, self._whole_pages(context_length))
         self.table = self.pool.table  # int32 [num_rows, context length rounded up to pages], the slot of each position
-        self.cache = RadixCache(page_size, observer)
+        self.host = HostTier(host_pages, page_size, restore_least) if host_pages else None
+        self.cache = RadixCache(page_size, observer, self.host)
         self._cache_enabled = cache_enabled
         self._table_pages = self.table.reshape(-1, page_size)  # a view of the table, one line per page of a row
 
@@ -111,11 +117,14 @@ class Ledger:
         revived = self.cache.tokens_to_lock(match)
         node = self.cache.acquire(namespace, match)
         row = self.pool.alloc()
+        if match.resident < match.length:
+            self.cache.restore(match.path, self._take((match.length - match.resident) // self.page_size))
         position = 0
         for found in match.path:
             self.table[row, position : position + len(found.slots)] = found.slots
             position += len(found.slots)
-        tenancy = Tenancy(row, namespace, match.length, match.length, node, match.length, revived)
+        restored = match.length - match.resident
+        tenancy = Tenancy(row, namespace, match.length, match.length, node, match.length, revived, restored)
         self.tenancies[row] = tenancy
         self.grow(tenancy, length)
         return tenancy
@@ -206,16 +215,20 @@ class Ledger:
         self.tenancies[tenancy.row] = None
         self.pool.free(tenancy.row)
 
+    def take_copies(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+        """What the step that is being planned must copy before it computes, as the fields of the plan's `Copies`."""
+        return None if self.host is None else self.host.take_copies()
+
     def flush(self) -> None:
         """Forgets everything cached. No tenancy may be open."""
         assert self.free_rows == len(self.tenancies), "a tenancy is open"
         self.allocator.free(self.cache.clear())
 
     def _match(self, namespace: bytes, key: bytes) -> Match:
-        return self.cache.match(namespace, key) if self._cache_enabled else Match([], 0, 0)
+        return self.cache.match(namespace, key) if self._cache_enabled else Match([], 0, 0, 0)
 
     def _fits(self, match: Match, length: int, reserve: int) -> bool:
-        missing = max(0, self._whole_pages(length) - match.length)
+        missing = max(match.length, self._whole_pages(length)) - match.resident
         return missing + reserve <= self.available_tokens - self.cache.tokens_to_lock(match)
 
     def _replace(self, tenancy: Tenancy, start: int, found: list[np.ndarray]) -> int:

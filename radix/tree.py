@@ -16,11 +16,12 @@ class Node:
     """An edge of the tree and what it leads to: the tokens `key` behind all of the parent's, and where their K/V lives.
 
     `children` is keyed by the bytes of a child's first page. `lock_ref` counts the tenancies whose path runs through
-    the node. `serial` says when the last of them left; it is unique, and 0 if none has left yet. A root has no parent,
-    no slots, and its namespace for a key.
+    the node. `serial` says when the last of them left; it is unique, and 0 if none has left yet. Slots are those of the
+    pool, or of host memory if the node is `on_host`, as are then all below it. A root has no parent, no slots, and its
+    namespace for a key.
     """
 
-    __slots__ = ("children", "key", "lock_ref", "parent", "serial", "slots")
+    __slots__ = ("children", "key", "lock_ref", "on_host", "parent", "serial", "slots")
 
     def __init__(self, key: bytes, slots: np.ndarray, parent: Node | None) -> None:
         self.key = key
@@ -29,6 +30,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.lock_ref = 0
         self.serial = 0
+        self.on_host = False
 
 
 def common_length(a: bytes, b: bytes, start: int, unit: int) -> int:
@@ -70,6 +72,7 @@ def split(node: Node, at: int, page_bytes: int) -> Node:
     """
     upper = Node(node.key[:at], node.slots[: at // TOKEN_BYTES].copy(), node.parent)
     upper.lock_ref = node.lock_ref
+    upper.on_host = node.on_host
     upper.children[node.key[at : at + page_bytes]] = node
     node.parent.children[node.key[:page_bytes]] = upper
     # Copies on both sides, or a few tokens would keep the memory of a long prompt's slots alive.

@@ -59,7 +59,7 @@ class Decision(NamedTuple):
     evicted: int  # tokens, since the start
     free: int  # tokens of the pool
     rows: int  # which rows the plan computes, and which of their positions
-    slots: int  # where the K/V of these goes
+    slots: int  # where the K/V of these goes, and what is copied before
 
 
 _CHECKSUM = struct.Struct("<Q")  # CRC-32 of all that follows

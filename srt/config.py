@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import math
 import re
 import types
 import typing
@@ -113,6 +114,10 @@ class ServerConfig:
     schedule_low_priority_values_first: bool = flag(False, "the lowest priority is the most urgent, not the highest")
     cache_isolation: str = flag("none", "who does not share cached prefixes", choices=CACHE_ISOLATIONS)
     disable_radix_cache: bool = flag(False, "forget the K/V of finished requests")
+    hierarchical_cache_gb: float = flag(
+        0.0,
+        "GiB of host memory per rank for prefixes evicted from the KV cache; they come back instead of being computed",
+    )
     disable_cuda_graph: bool = flag(False, "launch each kernel of a decode step by itself, to debug")
     disable_overlap_schedule: bool = flag(False, "plan a step only after the last one's tokens are known")
     tp_size: int = flag(1, "GPUs (or CPU processes) that share each layer's weights", aliases=("--tp",))
@@ -194,6 +199,8 @@ class ServerConfig:
             raise ConfigError(
                 "--cache-isolation api-key isolates nobody where --api-key has one key; give several, or none"
             )
+        if not 0 <= self.hierarchical_cache_gb < math.inf:
+            raise ConfigError(f"--hierarchical-cache-gb must be at least 0, not {self.hierarchical_cache_gb}")
         if not self.watchdog_timeout > 0:
             raise ConfigError(f"--watchdog-timeout must be above 0, not {self.watchdog_timeout}")
         if self.random_seed is not None and not 0 <= self.random_seed < 2**63:

@@ -173,6 +173,7 @@ class Opening(Message):
     skip_special_tokens: bool
     no_stop_trim: bool
     started: Started | None = None
+    restored_tokens: int = 0  # of the cached ones, from host memory
 
 
 class TokenLogprobs(Message):
@@ -224,6 +225,7 @@ class TextDelta(Message):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     started: Started | None = None  # given with a request's first delta
+    restored_tokens: int = 0  # of the cached ones, from host memory
 
 
 class TextBatch(Message, tag=2):

@@ -37,11 +37,22 @@ class Cleared(Message, tag=3):
     pass
 
 
+class Moved(Message, tag=4):
+    """Pages went from one memory to the other; what was known of `pages` is true of `targets`."""
+
+    pages: bytes
+    targets: bytes
+
+
+Change = Stored | Removed | Cleared | Moved
+"""Pages of the pool have positive numbers, those of host memory negative ones."""
+
+
 class Changes(Message):
     """What one step did to the tree."""
 
     time: float  # seconds since 1970
-    changes: list[Stored | Removed | Cleared]
+    changes: list[Change]
 
 
 class PageLog:
@@ -50,7 +61,7 @@ class PageLog:
     def __init__(self, page_size: int, send: Callable[[bytes], None]) -> None:
         self._page_size = page_size
         self._send = send
-        self._changes: list[Stored | Removed | Cleared] = []
+        self._changes: list[Change] = []
         self._encoder = msgspec.msgpack.Encoder()
 
     def stored(self, parent: Node, key: bytes, slots: np.ndarray) -> None:
@@ -60,8 +71,11 @@ class PageLog:
             page, namespace = int(parent.slots[-1]) // self._page_size, b""
         self._changes.append(Stored(page, namespace, key, self._pages(slots)))
 
-    def removed(self, slots: np.ndarray) -> None:
-        self._changes.append(Removed(self._pages(slots)))
+    def moved(self, slots: np.ndarray, target: np.ndarray, to_host: bool) -> None:
+        self._changes.append(Moved(self._pages(slots, not to_host), self._pages(target, to_host)))
+
+    def removed(self, slots: np.ndarray, on_host: bool) -> None:
+        self._changes.append(Removed(self._pages(slots, on_host)))
 
     def cleared(self) -> None:
         self._changes.append(Cleared())
@@ -72,18 +86,27 @@ class PageLog:
             self._send(self._encoder.encode(Changes(time.time(), self._changes)))
             self._changes.clear()
 
-    def _pages(self, slots: np.ndarray) -> bytes:
-        return (slots[:: self._page_size] // self._page_size).tobytes()
+    def _pages(self, slots: np.ndarray, on_host: bool = False) -> bytes:
+        return (slots[:: self._page_size] // (-self._page_size if on_host else self._page_size)).tobytes()
 
 
 class BlockEvents:
-    """Turns changes into events: a name, and the fields in the order in which the array encoding has them."""
+    """Turns changes into events: a name, and the fields in the order in which the array encoding has them.
+
+    Nobody is told of a block that goes to host memory and comes back: who asks for it here will find it, and for a
+    router that is what counts.
+    """
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._digests: dict[int, bytes] = {}  # of every cached page, by its number
 
-    def of(self, change: Stored | Removed | Cleared) -> tuple[str, dict[str, Any]]:
+    def of(self, change: Change) -> tuple[str, dict[str, Any]] | None:
+        """None where there is nothing to tell."""
+        if isinstance(change, Moved):
+            digests = [self._digests.pop(page) for page in unpack_ids(change.pages)]
+            self._digests.update(zip(unpack_ids(change.targets), digests, strict=True))
+            return None
         if isinstance(change, Stored):
             return "BlockStored", self._stored(change)
         if isinstance(change, Removed):

@@ -93,7 +93,10 @@ class Publisher:
                 self._answer(self._replay.recv_multipart())
 
     def _publish(self, step: Changes) -> None:
-        events = [self._wire(*self._events.of(change)) for change in step.changes]
+        told = [event for change in step.changes if (event := self._events.of(change)) is not None]
+        if not told:
+            return
+        events = [self._wire(*event) for event in told]
         number = self._sequence.to_bytes(8, "big")
         payload = self._encoder.encode((step.time, events, self._dp_rank))
         self._sequence += 1

@@ -17,11 +17,13 @@ from srt.executor.attention.flashinfer_kernel import HeadShape
 from srt.executor.cuda_graph import DecodeGraph, DecodeGraphs
 from srt.executor.cuda_sampler import CudaSampler
 from srt.executor.forward_batch import ForwardBatch
+from srt.executor.host_pool import HostPool
 from srt.executor.kv_cache import zeros
 from srt.executor.logprobs import LogprobTensors, rate_prompts
 from srt.executor.prompt_graph import PromptGraphs
 from srt.executor.sampler import Sampled
 from srt.executor.shape import ExecutorShape
+from srt.executor.spare_plan import plan_of_spare_slots
 from srt.executor.tables import RowTables
 from srt.executor.upload import upload
 from srt.kernels import sampling
@@ -29,7 +31,7 @@ from srt.layers.attention import kv_head_range
 from srt.messages import SamplingParams
 from srt.model_config import ModelConfig
 from srt.models.llama import LlamaForCausalLM
-from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 
 FILTERS_ONLY = SamplingParams(max_new_tokens=1, top_p=0.5)
 EVERYTHING = SamplingParams(max_new_tokens=1, top_p=0.5, logprobs=1, repetition_penalty=2.0, logit_bias=((0, 1.0),))
@@ -80,6 +82,7 @@ class CudaRunner:
             )
             num_slots = shape.pool_tokens + shape.page_size
             kv = zeros((config.num_layers, 2, num_slots, heads.num_kv_heads, heads.head_dim), shape.kv_dtype, device)
+            self._host = HostPool(kv, shape.host_tokens, shape.page_size) if shape.host_tokens else None
             self._attention = FlashInferBackend(list(kv), heads, num_rows, device)
             self._num_tokens = min(shape.num_tokens_vocab, config.vocab_size)
             self._sampler = CudaSampler(num_rows, self._num_tokens, device)
@@ -110,6 +113,9 @@ class CudaRunner:
     def forward(self, batch: ScheduleBatch) -> Launched:
         launched = Launched(batch)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
+            if batch.copies is not None:
+                assert self._host is not None
+                self._host.copy(batch.copies)
             self._sampler.open(batch.opened)
             if self._graphs is not None and self._graphs.hold(batch):
                 graph = self._graphs.forward(batch)
@@ -192,22 +198,3 @@ class CudaRunner:
             sampled = self._sampler(logits_SV, plan, rows_S, positions_S, tokens_RP, masks)
         sampling.write_tokens(sampled.tokens_S, rows_S, positions_S, tokens_RP)
         return sampled
-
-
-def plan_of_spare_slots(num_rows: int, num_decode: int, length: int, wish: SamplingParams) -> ScheduleBatch:
-    """Prompts of `length` tokens each, all on the spare page."""
-    row = np.arange(num_rows, dtype=np.int32)
-    lengths = np.where(row < num_decode, 1, length).astype(np.int32)
-    start = np.zeros(num_rows, np.int32)
-    return ScheduleBatch(
-        step=0,
-        opened=tuple(OpenedRow(i, np.zeros(length, np.int32), length, wish, ()) for i in range(num_rows)),
-        num_decode=num_decode,
-        row=row,
-        start=start,
-        length=lengths,
-        first_logit=lengths - 1,
-        samples=np.ones(num_rows, np.int32),
-        table_start=start,
-        slots=np.zeros(int(lengths.sum()), np.int32),
-    )

@@ -62,6 +62,7 @@ def make_executor(
     num_tokens_vocab: int,
     device: torch.device,
     parallel: ParallelContext,
+    host_tokens: int,
 ) -> ModelRunner | CudaRunner:
     """Ready to compute. Raises ModelError if what a GPU needs beside weights and K/V does not fit."""
     assert config.max_running_requests is not None
@@ -77,6 +78,7 @@ def make_executor(
         dtype=resolve_dtype(config),
         device=device,
         parallel=parallel,
+        host_tokens=host_tokens,
     )
     if device.type == "cpu":
         from srt.executor.model_runner import ModelRunner

@@ -10,6 +10,7 @@ import math
 import torch
 
 from srt.kernels import cpu, huge_pages
+from srt.scheduler.schedule_batch import Copies
 
 
 class KVCache:
@@ -25,10 +26,13 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        host_tokens: int = 0,
     ):
         shape = (num_layers, pool_tokens + page_size, 2 * num_kv_heads, head_dim)
         self.head_dim = head_dim
         self._kv_TSC = list(zeros(shape, dtype, device))
+        host_shape = (num_layers, host_tokens + page_size if host_tokens else 0, *shape[2:])
+        self._host_TSC = list(zeros(host_shape, dtype, device))
 
     def store(self, layer: int, slots_N: torch.Tensor, kv_NSC: torch.Tensor) -> None:
         """`kv_NSC` holds each token's G keys, then its G values."""
@@ -37,6 +41,13 @@ class KVCache:
             cpu.store(kv_TSC, slots_N, kv_NSC)
         else:
             kv_TSC.index_copy_(0, slots_N, kv_NSC.to(kv_TSC.dtype))
+
+    def copy(self, copies: Copies) -> None:
+        """Between the pool and what stands for host memory: on a CPU one is as good as the other."""
+        saved_from, saved_to, loaded_from, loaded_to = map(torch.from_numpy, copies)
+        for kv_TSC, host_TSC in zip(self._kv_TSC, self._host_TSC, strict=True):
+            host_TSC[saved_to] = kv_TSC[saved_from]
+            kv_TSC[loaded_to] = host_TSC[loaded_from]
 
     def layer(self, layer: int) -> torch.Tensor:
         """Keys and values of all slots side by side, [T, 2 G, C]: a token's lie together, so one copy stores both."""

@@ -53,6 +53,7 @@ class ModelRunner:
             # A CPU only stores in this type, and float16 keeps three more bits than bfloat16.
             dtype=torch.float16 if device.type == "cpu" and shape.kv_dtype == torch.bfloat16 else shape.kv_dtype,
             device=device,
+            host_tokens=shape.host_tokens,
         )
         self._attention = TorchNativeBackend(self._cache)
         self._sampling = SamplingTable(shape.num_rows)
@@ -87,6 +88,8 @@ class ModelRunner:
             for opened in plan.opened:
                 self._sampling.open(opened)
             self._tables.apply(plan)
+            if plan.copies is not None:
+                self._cache.copy(plan.copies)
             if plan.num_rows:
                 batch = ForwardBatch.build(plan, self._tables)
                 attend = self._attention.plan(batch)

@@ -20,3 +20,4 @@ class ExecutorShape:
     device: torch.device
     parallel: ParallelContext = ParallelContext()
     dtype: torch.dtype | None = None  # of what a GPU computes with; K/V's if None
+    host_tokens: int = 0  # slots of host memory for evicted prefixes, beside a spare page; 0: there are none

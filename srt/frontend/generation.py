@@ -43,6 +43,7 @@ class Generation:
     traceparent: str = ""  # of the HTTP request
     completion_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: int = 0  # of the cached ones, from host memory
     reasoning_tokens: int = 0  # known at the end
     first_token: float = 0.0  # when it came here, in monotonic seconds
     last_token: float = 0.0
@@ -90,6 +91,7 @@ def join(deltas: Sequence[TextDelta]) -> TextDelta:
         deltas[-1].finish,
         joined(logprobs) if logprobs else None,
         deltas[0].prompt_logprobs,
+        restored_tokens=deltas[0].restored_tokens,
     )
 
 

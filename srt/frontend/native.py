@@ -220,10 +220,13 @@ class GenerateFormat:
 
     def _constant_meta(self, generation: Generation) -> dict[str, Any]:
         """What is known with the first token and stays."""
+        restored = generation.restored_tokens
+        details = {"device": generation.cached_tokens - restored, "host": restored}
         return {
             "id": generation.name,
             "prompt_tokens": generation.prompt.num_tokens,
             "cached_tokens": generation.cached_tokens,
+            **({"cached_tokens_details": details} if restored else {}),
             "reasoning_tokens": 0,
             "weight_version": self._weight_version,
             "dp_rank": generation.assignment.engine,

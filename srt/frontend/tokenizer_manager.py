@@ -327,6 +327,7 @@ class TokenizerManager:
             timeline.start(delta.started)
         if delta.cached_tokens >= 0:
             generation.cached_tokens = delta.cached_tokens
+            generation.restored_tokens = delta.restored_tokens
         if tokens:
             self.request_log.said(generation, delta.ids)
             generation.completion_tokens += tokens

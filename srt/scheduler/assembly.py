@@ -29,6 +29,8 @@ class Settings(Message):
     eos_token_ids: tuple[int, ...]
     token_bytes: tuple[bytes, ...]  # by id
     is_special: bytes  # by id
+    host_pages: int = 0  # of the cache's second tier; 0: there is none
+    restore_least: int = 1  # the least tokens that are copied back from there
 
 
 def assemble(
@@ -50,6 +52,8 @@ def assemble(
         num_rows=settings.num_rows,
         context_length=settings.context_length,
         cache_enabled=settings.cache_enabled,
+        host_pages=settings.host_pages,
+        restore_least=settings.restore_least,
         observer=page_log,
     )
     waiting = make_queue(settings.policy, ledger, settings.low_priority_first)

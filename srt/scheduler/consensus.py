@@ -42,7 +42,7 @@ class BoardConsensus:
             self._ledger.evicted_total,
             self._ledger.free_tokens,
             _checksum(batch.row, batch.start, batch.length, batch.draft) if batch else 0,
-            _checksum(batch.slots) if batch else 0,
+            _checksum(batch.slots, *(batch.copies or ())) if batch else 0,
         )
         chained = blake2b(_CHAIN.pack(self._digest, *fields), digest_size=8)
         self._digest = int.from_bytes(chained.digest(), "little")

@@ -118,8 +118,14 @@ class Output:
         if request.num_output > 0 or request.finish.reason != "abort":
             self.prompt_tokens += request.prompt_len
             self.cached_tokens += cached
-        started = Started(request.heard)
-        return Opening(cached, sampling.stop, sampling.skip_special_tokens, sampling.no_stop_trim, started)
+        return Opening(
+            cached,
+            sampling.stop,
+            sampling.skip_special_tokens,
+            sampling.no_stop_trim,
+            Started(request.heard),
+            request.restored_tokens,
+        )
 
 
 def _of_prompt(request: Request) -> TokenLogprobs | None:

@@ -19,7 +19,7 @@ from radix import Ledger, Tenancy
 from srt.scheduler.cache_share import CacheShare
 from srt.scheduler.policy import WaitingQueue
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import NO_TOKENS, Draft, OpenedRow, ScheduleBatch, SharedPrefix
+from srt.scheduler.schedule_batch import NO_TOKENS, Copies, Draft, OpenedRow, ScheduleBatch, SharedPrefix
 
 # The share of the tokens that running requests may still generate which admission keeps free for them. It starts high,
 # decays as steps pass without trouble, and jumps when memory ran out after all. Who may generate more than RESERVE_MOST
@@ -199,13 +199,18 @@ class Planner:
             self._cache_share.admitted(tenancy.revived, length - tenancy.cached_tokens)
             if request.cached_tokens < 0:
                 request.cached_tokens = tenancy.cached_tokens
+                request.restored_tokens = tenancy.restored
             yield request
         if self.waiting and self.waiting.preemptive and self._less_urgent(self.waiting.first()):
             self._claimant = self.waiting.first()
 
     def _holds_back(self) -> bool:
         """Requests wait for memory that is more useful with what is cached in it, as long as any run."""
-        spares = not self.waiting.follows_cache or self._cache_share.spares(self._ledger.available_tokens)
+        spares = (
+            not self.waiting.follows_cache
+            or self._ledger.host is not None
+            or self._cache_share.spares(self._ledger.available_tokens)
+        )
         return not spares and bool(self.running)
 
     def _growth(self) -> int:
@@ -316,6 +321,7 @@ class Planner:
         counts = end - table_start
         line = row.repeat(counts)
         position = np.arange(len(line)) + (end - counts.cumsum()).repeat(counts)
+        copies = self._ledger.take_copies()
         self._step += 1
         return ScheduleBatch(
             step=self._step,
@@ -334,6 +340,7 @@ class Planner:
             shared=self._neighbours.shared,
             num_drafted=num_drafted,
             draft=draft,
+            copies=copies and Copies(*copies),
         )
 
     def _draft(

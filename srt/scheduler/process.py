@@ -47,6 +47,8 @@ class Device:
     pool_tokens: int  # a multiple of the page size
     memory: dict[str, Any]  # for the start-up report and /server_info; JSON types
     maintenance: Maintenance | None = None
+    host_tokens: int = 0  # of host memory for evicted prefixes, a multiple of the page size
+    restore_least: int = 1  # the least tokens that come back from there sooner than they are computed
 
 
 MakeDevice = Callable[[ChildSpec, TokenBytes, "Ranks | None"], Device]
@@ -154,6 +156,8 @@ def _run(
         eos_token_ids=spec.model.eos_token_ids,
         token_bytes=tuple(token_bytes.table),
         is_special=bytes(token_bytes.is_special),
+        host_pages=device.host_tokens // config.page_size,
+        restore_least=device.restore_least,
     )
     context = zmq.Context()
     intake, outlet = _ends(spec, context, board, ranks, GrammarReadiness(board, grammars))
@@ -225,8 +229,10 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         resolve_kv_dtype,
     )
     from srt.executor.maintenance import ModelMaintenance, Weights
-    from srt.executor.memory_plan import gib, plan_memory
+    from srt.executor.memory_plan import available_ram, gib, plan_memory
+    from srt.executor.restore_cost import MEASURED_TOKENS, restore_least
     from srt.executor.weights import iterate_weights
+    from srt.model_config import ModelError
     from srt.model_files import ModelFiles
     from srt.models.llama import LlamaForCausalLM
     from srt.models.loader import load_model
@@ -261,9 +267,25 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         max_total_tokens=config.max_total_tokens,
     )
     if ranks is not None:
-        least = min(rank["pool_tokens"] for rank in ranks.gather({"pool_tokens": plan.pool_tokens}))
-        plan = dataclasses.replace(plan, pool_tokens=least)
-    executor = make_executor(model, model_config, config, plan, len(token_bytes.table), device, parallel)
+        pool_tokens = min(rank["pool_tokens"] for rank in ranks.gather({"pool_tokens": plan.pool_tokens}))
+        plan = dataclasses.replace(plan, pool_tokens=pool_tokens)
+    host_bytes = 0 if config.disable_radix_cache else int(config.hierarchical_cache_gb * 2**30)
+    if host_bytes * config.ranks_per_host > (available := available_ram()):
+        raise ModelError(
+            f"--hierarchical-cache-gb {config.hierarchical_cache_gb:g} for each of {config.ranks_per_host} ranks is "
+            f"more than the {gib(available)} of memory that this host has left"
+        )
+    host_tokens = host_bytes // plan.bytes_per_token // config.page_size * config.page_size
+    executor = make_executor(model, model_config, config, plan, len(token_bytes.table), device, parallel, host_tokens)
+    least = 1
+    if host_tokens:
+        # Every rank computes, since they do it together; what rank 0 measures is true for all.
+        num_tokens = min(
+            MEASURED_TOKENS, config.chunked_prefill_size, config.context_length - 1, plan.pool_tokens, host_tokens
+        )
+        least = restore_least(executor, num_tokens, config.page_size)
+        if ranks is not None:
+            least = ranks.gather({"restore_least": least})[0]["restore_least"]
     summary = str(plan)
     if device.type != "cpu":
         summary += f"; {gib(free_memory(device))} free beside them, graphs and workspaces"
@@ -273,7 +295,9 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         "kv_bytes": plan.pool_bytes,
         "pool_tokens": plan.pool_tokens,
     }
+    if host_tokens:
+        memory["host_tokens"], memory["restore_least"] = host_tokens, least
     name = spec.title if config.dp_size > 1 else f"rank {spec.rank}"
     swap = executor.take_model if device.type == "cpu" else (lambda same: None)
     maintenance = ModelMaintenance(model, files, dtype, device, ranks, name, make_model, swap)
-    return Device(executor, plan.pool_tokens, memory, maintenance)
+    return Device(executor, plan.pool_tokens, memory, maintenance, host_tokens, least)

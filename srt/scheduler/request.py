@@ -30,6 +30,7 @@ class Request:
     tenancy: Tenancy | None = None  # None while waiting
     finish: Finish | None = None
     cached_tokens: int = -1  # matched when first admitted; -1 before
+    restored_tokens: int = 0  # of these, from host memory
     num_retractions: int = 0
     opened: bool = False  # the detokenizer has heard of it
     stop_tail: bytes = b""  # the text's last bytes, as many as may begin a stop string

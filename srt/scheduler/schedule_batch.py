@@ -43,6 +43,18 @@ class SharedPrefix(NamedTuple):
     tokens: int
 
 
+class Copies(NamedTuple):
+    """What a step copies between pool and host memory before it computes: all that is saved, then all that is loaded.
+
+    All are int32 slots.
+    """
+
+    saved_from: np.ndarray  # of the pool
+    saved_to: np.ndarray  # of host memory, each but once
+    loaded_from: np.ndarray  # of host memory
+    loaded_to: np.ndarray  # of the pool, each but once
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleBatch:
     """One forward over B rows, decode rows first. All arrays are int32 of length B unless a shape is given.
@@ -70,6 +82,7 @@ class ScheduleBatch:
     num_drafted: int = 0  # rows that compute one token and a draft behind it; they come right behind the decode rows
     # Written to the token table first: int32 [3, D], row, position and token.
     draft: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    copies: Copies | None = None  # between pool and host memory, before the step computes; from the ledger
 
     @property
     def num_rows(self) -> int:

@@ -27,6 +27,7 @@ FLAGS = {
     "schedule_low_priority_values_first": ("bool", False),
     "cache_isolation": ("str", "none"),
     "disable_radix_cache": ("bool", False),
+    "hierarchical_cache_gb": ("float", 0.0),
     "disable_cuda_graph": ("bool", False),
     "disable_overlap_schedule": ("bool", False),
     "tp_size": ("int", 1),

@@ -17,8 +17,8 @@ def to_key(tokens: tuple[int, ...]) -> bytes:
     return np.array(tokens, "<i4").tobytes()
 
 
-def cached_pages(ledger: Ledger) -> dict[tuple[bytes, bytes], tuple[int, ...]]:
-    """The slots of every cached page, keyed by namespace and all token bytes up to its end."""
+def cached_pages(ledger: Ledger, on_host: bool = False) -> dict[tuple[bytes, bytes], tuple[int, ...]]:
+    """The slots of every page cached in one memory, keyed by namespace and all token bytes up to its end."""
     pages = {}
     stack = [(namespace, b"", root) for namespace, root in ledger.cache.roots.items()]
     size = ledger.page_size
@@ -28,7 +28,8 @@ def cached_pages(ledger: Ledger) -> dict[tuple[bytes, bytes], tuple[int, ...]]:
             key = prefix + child.key
             for start in range(0, len(child.slots), size):
                 end = len(prefix) + (start + size) * 4
-                pages[namespace, key[:end]] = tuple(child.slots[start : start + size].tolist())
+                if child.on_host == on_host:
+                    pages[namespace, key[:end]] = tuple(child.slots[start : start + size].tolist())
             stack.append((namespace, key, child))
     return pages
 
@@ -44,14 +45,29 @@ class Request:
 
 
 class Harness:
-    def __init__(self, num_pages: int, page_size: int, num_rows: int, context_length: int, cache_enabled: bool = True):
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        context_length: int,
+        cache_enabled: bool = True,
+        host_pages: int = 0,
+        restore_least: int = 1,
+    ):
         self.ledger = Ledger(
             num_pages=num_pages,
             page_size=page_size,
             num_rows=num_rows,
             context_length=context_length,
             cache_enabled=cache_enabled,
+            host_pages=host_pages,
+            restore_least=restore_least,
         )
+        self.host_capacity, self.restore_least = host_pages * page_size, restore_least
+        self.on_host: dict[tuple[bytes, bytes], int] = {}  # cached pages in host memory, and when they came there
+        self.host_memory: dict[int, tuple[bytes, bytes]] = {}
+        self.restored = 0
         self.page_size, self.num_rows, self.context_length = page_size, num_rows, context_length
         self.cache_enabled = cache_enabled
         self.free = [tuple(range(p * page_size, (p + 1) * page_size)) for p in range(1, num_pages + 1)]
@@ -64,9 +80,17 @@ class Harness:
 
     # What the model says
 
+    def resident(self, namespace: bytes, tokens: tuple[int, ...]) -> int:
+        return self.found(namespace, tokens, 0, self.cached)
+
     def matched(self, namespace: bytes, tokens: tuple[int, ...]) -> int:
-        key, end = to_key(tokens), 0
-        while end + self.page_size <= len(tokens) and (namespace, key[: (end + self.page_size) * 4]) in self.cached:
+        resident = self.resident(namespace, tokens)
+        length = self.found(namespace, tokens, resident, self.on_host)
+        return length if length - resident >= self.restore_least else resident
+
+    def found(self, namespace: bytes, tokens: tuple[int, ...], end: int, pages: dict) -> int:
+        key = to_key(tokens)
+        while end + self.page_size <= len(tokens) and (namespace, key[: (end + self.page_size) * 4]) in pages:
             end += self.page_size
         return end
 
@@ -100,18 +124,31 @@ class Harness:
             victim = min(leaves, key=lambda page: (self.released[page], -len(page[1])))
             self.free.append(self.cached.pop(victim))
             del self.released[victim]
+            if self.host_capacity:
+                self.clock += 1
+                self.on_host[victim] = self.clock
 
     def make_room(self, num_pages: int) -> None:
-        """Follows the ledger's evictions: what was missing, or at most a sixteenth of a leaf more."""
+        """Follows the ledger's evictions: what was missing, or at most a part of a leaf more, or of two."""
         evicted = self.ledger.evicted_total - self.evicted
         self.evicted = self.ledger.evicted_total
         missing = max(0, num_pages - len(self.free)) * self.page_size
         assert missing <= evicted
         assert evicted % self.page_size == 0
-        assert evicted == missing or (
-            missing and evicted - missing <= self.pages(self.context_length // 16) * self.page_size
-        )
+        part = self.context_length // 2 if self.host_capacity else self.context_length // 16
+        assert evicted == missing or (missing and evicted - missing <= self.pages(part) * self.page_size)
         self.evict(evicted // self.page_size)
+        if self.host_capacity:
+            self.forget()
+
+    def forget(self) -> None:
+        """Follows what the ledger forgets of host memory, the oldest first; it fills it before."""
+        host = self.ledger.host
+        forgotten = len(self.on_host) - host.cached_tokens // self.page_size
+        spare = host.capacity - host.cached_tokens - len(host.leaving_slots)
+        assert forgotten == 0 or spare <= max(self.context_length, self.page_size)
+        for page in sorted(self.on_host, key=lambda page: (self.on_host[page], -len(page[1])))[:forgotten]:
+            del self.on_host[page]
 
     def take(self, request: Request, num_pages: int) -> None:
         """Reads from the table which pages the row got, and checks that they were free."""
@@ -128,7 +165,9 @@ class Harness:
         key_tokens = tokens[:-1]
         matched = self.matched(namespace, key_tokens)
         assert self.ledger.peek(namespace, to_key(key_tokens)) == matched
-        missing = max(0, self.pages(length) - matched // self.page_size)
+        resident = min(matched, self.resident(namespace, key_tokens))
+        restored = (matched - resident) // self.page_size
+        missing = max(0, self.pages(length) - matched // self.page_size) + restored
         heads = self.heads(namespace, tokens[:matched])
         idle = self.evictable()
         evictable = [page for page in idle if page not in heads]
@@ -143,10 +182,18 @@ class Harness:
             return None
         assert (tenancy.cached_tokens, tenancy.shared, tenancy.namespace) == (matched, matched, namespace)
         assert tenancy.revived == sum(page in idle for page in heads) * self.page_size
+        assert tenancy.restored == matched - resident
+        self.restored += tenancy.restored
         request = Request(tenancy, namespace, tokens, matched, matched, [])
         self.requests.append(request)
+        for page in heads[resident // self.page_size :]:
+            del self.on_host[page]
         self.make_room(missing)
-        self.take(request, missing)
+        for page in heads[resident // self.page_size :]:
+            start = len(page[1]) // 4 - self.page_size
+            self.cached[page] = tuple(self.ledger.table[tenancy.row, start : start + self.page_size].tolist())
+            self.free.remove(self.cached[page])
+        self.take(request, missing - restored)
         self.check()
         return request
 
@@ -174,6 +221,7 @@ class Harness:
         """Writes the K/V of positions up to `end` (as far as there are tokens and slots) through the table."""
         end = min(end, len(request.tokens), request.tenancy.allocated)
         key = to_key(request.tokens)
+        self.step()
         for position in range(request.computed, end):
             slot = int(self.ledger.table[request.tenancy.row, position])
             self.memory[slot] = (request.namespace, key[: position * 4 + 4])
@@ -193,6 +241,7 @@ class Harness:
                 self.free.append(page)
             else:
                 self.cached[name] = page
+                self.on_host.pop(name, None)
             request.shared += size
         return changed
 
@@ -230,7 +279,7 @@ class Harness:
         locked = dict.fromkeys(self.locked())
         for page in touched:
             if page not in locked:
-                self.released[page] = self.clock
+                (self.on_host if page in self.on_host else self.released)[page] = self.clock
         self.check()
 
     def close(self, request: Request, end: int | None) -> None:
@@ -252,7 +301,21 @@ class Harness:
             self.close(request, None)
         self.ledger.flush()
         self.free += self.cached.values()
-        self.cached, self.released = {}, {}
+        self.cached, self.released, self.on_host = {}, {}, {}
+        self.check()
+
+    def step(self) -> None:
+        """Does what the ledger has asked for: saves before loads, and each as if all at once."""
+        copies = self.ledger.take_copies()
+        if copies is None:
+            return
+        saved_from, saved_to, loaded_from, loaded_to = (slots.tolist() for slots in copies)
+        assert len({*saved_to}) == len(saved_to)
+        assert len({*loaded_to}) == len(loaded_to)
+        saved = [self.memory[slot] for slot in saved_from]
+        self.host_memory.update(zip(saved_to, saved, strict=True))
+        loaded = [self.host_memory[slot] for slot in loaded_from]
+        self.memory.update(zip(loaded_to, loaded, strict=True))
         self.check()
 
     # Comparison
@@ -261,6 +324,7 @@ class Harness:
         ledger = self.ledger
         check_ledger(ledger)
         assert cached_pages(ledger) == self.cached
+        assert cached_pages(ledger, on_host=True).keys() == self.on_host.keys()
         size = self.page_size
         assert sorted(ledger.allocator.free_slots.reshape(-1, size).tolist()) == sorted(map(list, self.free))
         assert ledger.free_tokens == len(self.free) * size
@@ -271,11 +335,12 @@ class Harness:
         assert ledger.available_tokens == ledger.free_tokens + ledger.evictable_tokens
         assert ledger.free_rows == self.num_rows - len(self.requests)
         assert ledger.evicted_total == self.evicted
+        pending = ledger.host is not None and (ledger.host._saves or ledger.host._loads)
         for request in self.requests:
             tenancy = request.tenancy
             assert (tenancy.shared, tenancy.allocated) == (request.shared, request.shared + len(request.own) * size)
             row = ledger.table[tenancy.row, : request.computed].tolist()
             key = to_key(request.tokens)
-            for position, slot in enumerate(row):
+            for position, slot in enumerate(row if not pending else ()):
                 expected = (request.namespace, key[: position * 4 + 4])
                 assert self.memory[slot] == expected, f"position {position} of row {tenancy.row} reads another prefix"

@@ -335,11 +335,11 @@ def corrupt_lock(ledger: Ledger, tenancy: Tenancy) -> None:
 
 
 def corrupt_order(ledger: Ledger, tenancy: Tenancy) -> None:
-    ledger.cache.order.discard(ledger.cache.order.oldest())
+    ledger.cache.order.discard(ledger.cache.order.first())
 
 
 def corrupt_serials(ledger: Ledger, tenancy: Tenancy) -> None:
-    ledger.cache.order.oldest().serial += 100
+    ledger.cache.order.first().serial += 100
 
 
 def corrupt_row(ledger: Ledger, tenancy: Tenancy) -> None:

@@ -61,6 +61,22 @@ def test_random_operations(page_size: int, num_pages: int, seed: int) -> None:
     assert harness.evicted > 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("page_size", "num_pages", "host_pages", "restore_least"),
+    [(1, 70, 150, 1), (1, 70, 80, 5), (1, 90, 20, 3), (4, 20, 40, 1), (4, 20, 40, 5), (16, 6, 24, 1)],
+)
+def test_random_operations_with_host_memory(
+    page_size: int, num_pages: int, host_pages: int, restore_least: int, seed: int
+) -> None:
+    harness = Harness(
+        num_pages, page_size, 4, context_length=CONTEXT, host_pages=host_pages, restore_least=restore_least
+    )
+    drive(harness, random.Random(f"{page_size} {num_pages} {host_pages} {seed}"), 500)
+    assert harness.evicted > 0
+    assert harness.restored > 0
+
+
 def test_random_operations_without_cache() -> None:
     harness = Harness(12, 4, num_rows=4, context_length=CONTEXT, cache_enabled=False)
     drive(harness, random.Random(1), 200)
@@ -70,9 +86,15 @@ def test_random_operations_without_cache() -> None:
 class LedgerMachine(RuleBasedStateMachine):
     """Hypothesis looks for a short sequence of operations that breaks the agreement, and shrinks it."""
 
-    @initialize(page_size=st.sampled_from([1, 2, 4]), num_pages=st.integers(4, 16), num_rows=st.integers(1, 4))
-    def start(self, page_size: int, num_pages: int, num_rows: int) -> None:
-        self.harness = Harness(num_pages, page_size, num_rows, context_length=20)
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4]),
+        num_pages=st.integers(4, 16),
+        num_rows=st.integers(1, 4),
+        host_pages=st.sampled_from([0, 8, 30]),
+        restore_least=st.integers(1, 4),
+    )
+    def start(self, page_size: int, num_pages: int, num_rows: int, host_pages: int, restore_least: int) -> None:
+        self.harness = Harness(num_pages, page_size, num_rows, 20, host_pages=host_pages, restore_least=restore_least)
 
     def pick(self, data: st.DataObject):
         return data.draw(st.sampled_from(self.harness.requests))
@@ -115,6 +137,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(namespace=st.sampled_from([b"", b"n"]), tokens=st.lists(st.integers(0, 1), max_size=20).map(tuple))
     def touch(self, namespace: bytes, tokens: tuple[int, ...]) -> None:
         self.harness.touch(namespace, tokens)
+
+    @rule()
+    def step(self) -> None:
+        self.harness.step()
 
     @rule()
     def flush(self) -> None:

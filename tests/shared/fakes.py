@@ -29,7 +29,16 @@ from srt.messages import (
 )
 from srt.scheduler.planner import Plan, Planner
 from srt.scheduler.request import Request
-from srt.scheduler.schedule_batch import Accepted, Draft, Logprobs, OpenedRow, ScheduleBatch, StepResult, TokenMasks
+from srt.scheduler.schedule_batch import (
+    Accepted,
+    Copies,
+    Draft,
+    Logprobs,
+    OpenedRow,
+    ScheduleBatch,
+    StepResult,
+    TokenMasks,
+)
 
 MODULUS = 2**61 - 1
 
@@ -88,7 +97,16 @@ class FakeLaunch:
 class FakeExecutor:
     """Asserts all that `Executor` and `ScheduleBatch` promise. `num_pages` counts without the spare page 0."""
 
-    def __init__(self, model: FakeModel, *, num_rows: int, context_length: int, num_pages: int, page_size: int) -> None:
+    def __init__(
+        self,
+        model: FakeModel,
+        *,
+        num_rows: int,
+        context_length: int,
+        num_pages: int,
+        page_size: int,
+        host_pages: int = 0,
+    ) -> None:
         self.model = model
         self.page_size = page_size
         self.num_pages = num_pages
@@ -98,6 +116,7 @@ class FakeExecutor:
         self.token_table = np.full((num_rows, width), -1, np.int64)
         self.prefixes = np.full((num_rows, width), -1, np.int64)  # of the tokens up to each position
         self.kv = np.full((num_pages + 1) * page_size, -1, np.int64)
+        self.host_kv = np.full((host_pages + 1) * page_size, -1, np.int64)
         self.tenants: dict[int, OpenedRow] = {}
         self.batches: list[ScheduleBatch] = []  # all ever launched
         self.most_unanswered = 0
@@ -141,6 +160,8 @@ class FakeExecutor:
             assert array.tobytes() == launch.copy[name], f"{name} was changed after the launch"
         rows = list(zip(batch.row.tolist(), batch.start.tolist(), batch.length.tolist(), strict=True))
         self._check_shapes(batch, rows)
+        if batch.copies is not None:
+            self._copy(batch.copies)
         for opened in batch.opened:
             self._open(opened)
         offset = 0
@@ -153,6 +174,15 @@ class FakeExecutor:
             self.prefixes[row, position] = self.model.extend(int(self.prefixes[row, position - 1]), token)
         self._compute(batch)
         launch.prompt = self._rate_prompts(batch)
+
+    def _copy(self, copies: Copies) -> None:
+        for slots, size in zip(copies, map(len, (self.kv, self.host_kv, self.host_kv, self.kv)), strict=True):
+            assert slots.dtype == np.int32
+            assert ((slots >= self.page_size) & (slots < size)).all(), "a slot outside its memory"
+        for targets in (copies.saved_to, copies.loaded_to):
+            assert len({*targets.tolist()}) == len(targets), "one slot is the target of two"
+        self.host_kv[copies.saved_to] = self.kv[copies.saved_from]
+        self.kv[copies.loaded_to] = self.host_kv[copies.loaded_from]
 
     def _check_shapes(self, batch: ScheduleBatch, rows: list[tuple[int, int, int]]) -> None:
         assert rows

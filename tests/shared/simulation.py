@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from shared.fakes import (
     FakeDrafter,
@@ -77,6 +78,8 @@ class Setting:
     max_running: int = 4
     overlap: bool = True
     cache: bool = True
+    host_pages: int = 0
+    restore_least: int = 1
     policy: str = "fcfs"
     low_priority_first: bool = False
     eos_one_in: int = 24
@@ -95,6 +98,8 @@ def settings_of(setting: Setting) -> Settings:
         num_rows=setting.max_running,
         context_length=setting.context_length,
         cache_enabled=setting.cache,
+        host_pages=setting.host_pages,
+        restore_least=setting.restore_least,
         policy=setting.policy,
         low_priority_first=setting.low_priority_first,
         token_budget=setting.token_budget,
@@ -171,8 +176,11 @@ class Simulation:
             assert s.limits.refusal(len(message.ids) // 4, message.sampling.max_new_tokens) is None
         model = FakeModel(VOCAB, EOS, s.eos_one_in)
         sizes = {"num_pages": s.num_pages, "page_size": s.page_size, "context_length": s.context_length}
-        self.ledger = Ledger(num_rows=s.max_running, cache_enabled=s.cache, **sizes)
-        self.executor = FakeExecutor(model, num_rows=s.max_running, **sizes)
+        host = {"host_pages": s.host_pages if s.cache else 0}
+        self.ledger = Ledger(
+            num_rows=s.max_running, cache_enabled=s.cache, restore_least=s.restore_least, **sizes, **host
+        )
+        self.executor = FakeExecutor(model, num_rows=s.max_running, **sizes, **host)
         waiting = make_queue(s.policy, self.ledger, s.low_priority_first)
         self.planner = Planner(self.ledger, waiting, s.token_budget, s.max_running)
         self.output = Output(TOKEN_BYTES, IS_SPECIAL)
@@ -343,3 +351,13 @@ def random_simulation(seed: int, tight: bool = False) -> tuple[Simulation, list[
         script.setdefault(step, []).append(FlushCache(step, rnd.choice((0.0, 0.1))))
         script.setdefault(rnd.randrange(1, 40), []).append(AbortRequest(1000, "nobody"))
     return Simulation(setting, script), aborted
+
+
+def asked_again(script: Mapping[int, Sequence[Any]], after: int = 300) -> dict[int, list[Any]]:
+    """The script, and its requests once more, `after` steps later, under other rids."""
+    again = {step: list(items) for step, items in script.items()}
+    for step, items in script.items():
+        requests = [item for item in items if isinstance(item, NewRequest)]
+        copies = [msgspec.structs.replace(item, rid=item.rid + 2000) for item in requests]
+        again.setdefault(step + after, []).extend(copies)
+    return again
