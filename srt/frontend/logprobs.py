@@ -65,19 +65,21 @@ class TokenTexts:
         return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
 
     def completion_prompt(self, logprobs: TokenLogprobs, ids: Sequence[int]) -> dict[str, Any]:
-        """Of a whole prompt, whose first token nothing rates."""
+        """Of a prompt, whose first token nothing rates; of one that was aborted before it was read only that."""
         first = self.text(ids[0])
-        behind = self.completion(logprobs, ids[1:], len(first))
+        behind = self.completion(logprobs, ids[1 : 1 + len(logprobs.chosen)], len(first))
         head = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
         return {name: [head[name], *values] for name, values in behind.items()}
 
     def prompt_by_id(self, logprobs: TokenLogprobs, ids: Sequence[int]) -> list[dict[str, Any] | None]:
         """vLLM's `prompt_logprobs`: for each token of a prompt but the first a dictionary by token id.
 
+        A prompt that was aborted before it was read has none of these.
         A chosen token that is not among the alternatives has no rank: it was not looked for.
         """
         shown: list[dict[str, Any] | None] = [None]
-        for token, value, top_ids, values in zip(ids[1:], logprobs.chosen, logprobs.top_ids, logprobs.top, strict=True):
+        rated = ids[1 : 1 + len(logprobs.chosen)]
+        for token, value, top_ids, values in zip(rated, logprobs.chosen, logprobs.top_ids, logprobs.top, strict=True):
             entries = {str(token): self._ranked(token, value, None)}
             for rank, (other, its) in enumerate(zip(top_ids, values, strict=True), 1):
                 entries[str(other)] = self._ranked(other, its, rank)

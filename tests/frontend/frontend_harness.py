@@ -226,7 +226,7 @@ class EchoEngine(threading.Thread):
         logprobs = of_prompt = None
         if sampling.logprobs >= 0 and new:
             logprobs = rated(new, sampling.logprobs, sampling.logprob_ids)
-        if sampling.prompt_logprobs >= 0 and opening:
+        if sampling.prompt_logprobs >= 0 and opening and (new or finish.reason != "abort"):
             start = max(1, sampling.prompt_logprobs_start)
             of_prompt = rated(unpack_ids(live.request.ids)[start:], sampling.prompt_logprobs, sampling.logprob_ids)
         return TokenDelta(live.request.rid, pack_ids(new), opening, finish, logprobs, of_prompt)

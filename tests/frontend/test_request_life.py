@@ -158,6 +158,25 @@ def test_abort_without_stream_is_an_answer(server, threads):
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "abc", "echo": True, "logprobs": 1}),
+        (COMPLETIONS, {"prompt": "abc", "prompt_logprobs": 1}),
+        (CHAT, {"messages": HI, "prompt_logprobs": 1}),
+        (GENERATE, {"text": "abc", "return_logprob": True, "logprob_start_len": 0}),
+    ],
+)
+def test_abort_before_the_prompt_was_read(server, threads, path, body):
+    server.engine.paused = True
+    answer = threads.submit(server.ok, path, {**body, "rid": "r"})
+    server.wait_for(lambda: server.engine.live)
+    server.post_raw("/abort_request", {"rid": "r"})
+    shown = str(answer.result())
+    assert "abort" in shown
+    assert "-0.5" not in shown
+
+
+@pytest.mark.parametrize(
     ("path", "prompts"), [(GENERATE, {"text": ["ab", "cd"]}), (COMPLETIONS, {"prompt": ["ab", "cd"]})]
 )
 def test_abort_of_a_batch(server, threads, path, prompts):
