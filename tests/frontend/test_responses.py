@@ -140,6 +140,17 @@ def test_cancel(server, client):
         client.responses.cancel(done.id)
 
 
+def test_a_response_that_is_deleted_before_its_end_does_not_come_back(server, client):
+    server.engine.hold_at = 3
+    said(server, "Hello!")
+    response = client.responses.create(model=MODEL, input="hi", background=True)
+    server.wait_for(lambda: server.engine.live)
+    client.responses.delete(response.id)
+    server.wait_for(lambda: not server.services.manager.live)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
 def test_ends(server, client):
     said(server, "Hello!")
     cut = client.responses.create(model=MODEL, input="hi", max_output_tokens=2)

@@ -99,17 +99,18 @@ class Responses:
         form.on_end = finished
         if not body.background:
             return await services.respond(request, [call.prompt], form, bool(body.stream))
+        begun = form.unfinished("in_progress")
+        answer = json_response(begun)
         task = asyncio.create_task(self._in_background(call.prompt, form, owner))
-        self._store.put(Stored(owner, form.unfinished("in_progress"), [], task))
-        return json_response(form.unfinished("in_progress"))
+        self._store.put(Stored(owner, begun, [], task))
+        return answer
 
     async def get(self, request: web.Request) -> web.Response:
         return json_response(self._named(request).body)
 
     async def delete(self, request: web.Request) -> web.Response:
         stored = self._named(request)
-        if stored.task is not None:
-            self._abort(stored)
+        await self._end(stored)
         name = stored.body["id"]
         self._store.drop(name)
         return json_response({"id": name, "object": "response", "deleted": True})
@@ -120,15 +121,17 @@ class Responses:
             if stored.body["background"]:
                 return json_response(stored.body)
             raise RequestError("Only a response that is made in the background can be cancelled.")
-        self._abort(stored)
-        await asyncio.wait([stored.task])
+        await self._end(stored)
         return json_response(self._named(request).body)
 
     def _named(self, request: web.Request) -> Stored:
         return self._store.get(request.match_info["id"], self._services.owner(request))
 
-    def _abort(self, stored: Stored) -> None:
-        self._services.manager.abort(stored.body["id"], "The response was cancelled.")
+    async def _end(self, stored: Stored) -> None:
+        """Of one that is made in the background. With its end it is stored once more."""
+        if stored.task is not None:
+            self._services.manager.abort(stored.body["id"], "The response was cancelled.")
+            await asyncio.wait([stored.task])
 
     async def _in_background(self, prompt: Prompt, form: ResponseFormat, owner: bytes) -> None:
         try:
