@@ -227,6 +227,8 @@ def _door(services: Services, access: Access) -> Callable[[web.Request, Handler]
             response = _error_response(request, RequestError("The body is not encoded as its headers say."))
         except ConnectionError:
             response = web.Response()  # nobody is left to read it
+        except RecursionError:  # what could be read just so is too deep to be written again
+            response = _error_response(request, RequestError("The body is nested too deeply."))
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             response = _error_response(

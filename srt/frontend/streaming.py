@@ -71,9 +71,10 @@ class Stream:
             self._generations = generations
             self._unfinished = len(generations)
             await self.started
+            first = self._take_events()  # what cannot be written is an error yet, and no cut stream
             response = web.StreamResponse(headers=HEADERS)
             await response.prepare(request)
-            await response.write(self._take_events())
+            await response.write(first)
             self._chunked = request.version >= HttpVersion11
             self._transport = request.transport
             self.flush()

@@ -142,6 +142,21 @@ def test_completion_faults(server):
     refused(server, COMPLETIONS, {"prompt": ["a"] * 100, "n": 100}, mentions="n")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", '{"input": "x", "max_output_tokens": 1, "stream": true, "metadata": {"a": %s}}'),
+        ("/v1/responses", '{"input": "x", "max_output_tokens": 1, "background": true, "metadata": {"a": %s}}'),
+        ("/v1/chat/completions", '''{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "tools":
+            [{"type": "function", "function": {"name": "f", "parameters": {"a": %s}}}], "tool_choice": "none"}'''),
+    ],
+)  # fmt: skip
+def test_what_is_nested_as_deep_as_can_be_read(server, path, body):
+    for depth in range(900, 1100, 4):  # somewhere here it cannot be written any more, and then not be read
+        code, _, raw = server.request("POST", path, (body % ("[" * depth + "]" * depth)).encode())
+        assert code in (200, 400), raw
+
+
 GENERATE_FAULTS = [
     {}, {"text": None}, {"text": 5}, {"text": []}, {"text": [5]}, {"input_ids": []}, {"input_ids": "abc"},
     {"input_ids": ["a"]}, {"input_ids": [-1]}, {"input_ids": [300]}, {"input_ids": [[1], [300]]}, {"input_ids": [1.0]},
