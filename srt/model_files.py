@@ -56,9 +56,13 @@ def locate(model_path: str | None, load_format: str, tokenizer_path: str | None,
     """Raises ModelError, whose sentence says why the model cannot be served. The second call for a model is quick."""
     if model_path is None:
         return _from_gguf(default_model(log), DEFAULT_NAME, load_format, tokenizer_path, log)
-    path = Path(model_path).expanduser()
+    try:
+        path = Path(model_path).expanduser()
+        is_file = path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not there
+        raise ModelError(f"{model_path[:100]} is no path on this machine: {error}") from None
     name = path.absolute().name
-    if path.is_file():
+    if is_file:
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is not a model; --model-path takes {SUPPORTED}")
         return _from_gguf(path, name.removesuffix(".gguf"), load_format, tokenizer_path, log)

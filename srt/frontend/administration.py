@@ -85,8 +85,9 @@ class Administration:
                 raise RequestError("`output_dir` must be an absolute path on the server.", param="output_dir")
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise RequestError(f"`output_dir` cannot be made: {error.strerror}.", param="output_dir") from None
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", error)
+                raise RequestError(f"`output_dir` cannot be made: {reason}.", param="output_dir") from None
         _check(await self._manager.start_profile(str(folder), steps))
         return web.Response(text=f"Each rank's trace of {steps} steps will be in {folder}\n")
 
@@ -135,7 +136,7 @@ class Administration:
         served = self._services.model
         try:
             files = locate(model_path, "auto", self._services.config.tokenizer_path, log=log.info)
-        except ModelError as error:
+        except (ModelError, OSError) as error:
             raise RequestError(f"`model_path`: {error}", param="model_path") from None
         if files.weights != "safetensors":
             raise unsupported("model_path", "weights are taken from safetensors files")

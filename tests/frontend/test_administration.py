@@ -65,7 +65,13 @@ def test_profiles(server, tmp_path):
     assert (code, "already" in raw.decode()) == (400, True)
 
 
-@pytest.mark.parametrize("body", [{"num_steps": 0}, {"num_steps": 10**6}, {"output_dir": "here"}, {"with_stack": True}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"num_steps": 0}, {"num_steps": 10**6}, {"output_dir": "here"}, {"with_stack": True},
+        {"output_dir": "/tmp/\0"}, {"output_dir": "/tmp/" + "x" * 300}, {"output_dir": "/dev/null/x"},
+    ],
+)  # fmt: skip
 def test_profiles_that_cannot_be(server, body):
     assert told(server, "/start_profile", body)[0] == 400
     assert asked(server) == [[], []]
@@ -130,7 +136,10 @@ def test_weights_are_looked_at_before_anything_stops(tmp_path):
         wider = checkpoint(tmp_path / "wider", hidden_size=16)
         cut = checkpoint(tmp_path / "cut")
         (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-1])
-        for path in (wider, cut, tmp_path / "nowhere"):
+        no_file = checkpoint(tmp_path / "no file")
+        (no_file / "model.safetensors").unlink()
+        (no_file / "model.safetensors").mkdir()
+        for path in (wider, cut, no_file, tmp_path / "nowhere", "~nobody.at.all/x", "/" + "x" * 300, "/tmp/\0"):
             assert told(server, "/update_weights_from_disk", {"model_path": str(path)})[0] == 400
         assert server.engine.asked == []
         body = {"model_path": str(good), "weight_version": "v2", "flush_cache": True}
