@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -32,12 +33,14 @@ MAX_PROFILE_STEPS = 1000
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Administration:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._manager = services.manager
-        self._updating = asyncio.Lock()
+        self._alone = asyncio.Lock()
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         raw = request.query.get("timeout", "0")
@@ -64,11 +67,11 @@ class Administration:
     async def pause(self, request: web.Request) -> web.Response:
         body: PauseBody = await self._body(request, PauseBody)
         mode = body.mode or "abort"
-        _check(await self._manager.pause(abort=mode == "abort", retract=mode == "retract"))
+        _check(await self._whole(self._manager.pause(abort=mode == "abort", retract=mode == "retract")))
         return json_response({"status": "ok", "message": f"Generation is paused ({mode})."})
 
     async def resume(self, request: web.Request) -> web.Response:
-        _check(await self._manager.resume())
+        _check(await self._whole(self._manager.resume()))
         return json_response({"status": "ok", "message": "Generation goes on."})
 
     async def start_profile(self, request: web.Request) -> web.Response:
@@ -117,19 +120,30 @@ class Administration:
         check_supported(body)
         if body.load_format not in (None, "auto", "safetensors"):
             raise unsupported("load_format", "weights are taken from safetensors files")
-        async with self._updating:
-            folder = await asyncio.to_thread(self._compatible_folder, body.model_path)
-            if body.abort_all_requests:
-                self._manager.abort(None, "The weights were replaced.")
-            running = len(self._manager.live)
-            reply = await self._manager.update_weights(str(folder))
-            if reply.ok:
-                self._services.weights.version = body.weight_version or self._services.weights.version
-                self._services.weights.path = body.model_path
+        return await self._whole(self._update_weights(body))
+
+    async def _update_weights(self, body: UpdateWeightsBody) -> web.Response:
+        folder = await asyncio.to_thread(self._compatible_folder, body.model_path)
+        if body.abort_all_requests:
+            self._manager.abort(None, "The weights were replaced.")
+        running = len(self._manager.live)
+        reply = await self._manager.update_weights(str(folder))
+        if reply.ok:
+            self._services.weights.version = body.weight_version or self._services.weights.version
+            self._services.weights.path = body.model_path
         answer = {"success": reply.ok, "message": reply.message, "num_paused_requests": running}
         response = json_response(answer)
         response.set_status(200 if reply.ok else 400)
         return response
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Pauses and updates go one after the other, each to its end, also if its client leaves meanwhile."""
+
+        async def alone() -> T:
+            async with self._alone:
+                return await work
+
+        return await asyncio.shield(asyncio.create_task(alone()))
 
     def _compatible_folder(self, model_path: str) -> Path:
         """Where the weights are. RequestError if they are not a model's of the served shapes, whole and all there."""

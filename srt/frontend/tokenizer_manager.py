@@ -151,14 +151,12 @@ class TokenizerManager:
         """With the reply no step is under way, and with `retract` nobody has memory."""
         if abort:
             self.abort(None, "Generation was paused.")
-        reply = await self._ask_all(lambda ticket: PauseGeneration(ticket, retract))
-        self.paused = True
-        return reply
+        self.paused = True  # an engine that does not answer in time does it later
+        return await self._ask_all(lambda ticket: PauseGeneration(ticket, retract))
 
     async def resume(self) -> ControlReply:
-        reply = await self._ask_all(ContinueGeneration)
         self.paused = False
-        return reply
+        return await self._ask_all(ContinueGeneration)
 
     async def start_profile(self, folder: str, num_steps: int) -> ControlReply:
         return await self._ask_all(lambda ticket: StartProfile(ticket, folder, num_steps))
@@ -169,8 +167,8 @@ class TokenizerManager:
     async def update_weights(self, folder: str) -> ControlReply:
         """While all is paused; the cache is empty behind it. What runs is computed again with the new weights."""
         was_paused = self.paused
-        await self.pause(retract=True)
         try:
+            await self.pause(retract=True)
             return await self._ask_all(lambda ticket: UpdateWeights(ticket, folder), SLOW_REPLY_SECONDS)
         finally:
             self._forget_caches()

@@ -100,7 +100,8 @@ class Live:
 class EchoEngine(threading.Thread):
     """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `hold_at` (gives none more tokens than
     these), `mute` (drops requests), `silent` (no sign of life when idle), `fail_status` (ends requests at once with
-    this status), `tokens_per_step`, `flush_ok`, `says` (ids that every request is given instead of its prompt's, and
+    this status), `tokens_per_step`, `flush_ok`, `may_answer` (an event that control
+    items wait for), `says` (ids that every request is given instead of its prompt's, and
     then EOS).
     """
 
@@ -110,7 +111,8 @@ class EchoEngine(threading.Thread):
         self.fail_after, self.hold_at = 0, math.inf
         self.tokens_per_step, self.silent, self.says = 1, False, None
         self.received, self.aborted, self.live = [], [], {}
-        self.asked, self.fault = [], ""
+        self.asked, self.fault, self.may_answer = [], "", threading.Event()
+        self.may_answer.set()
         self.trees_shown = self.most_tokens_shown = 0
         self._ends = endpoints
         self._table = tokenizer.token_bytes
@@ -187,6 +189,7 @@ class EchoEngine(threading.Thread):
             out.send(ControlReply(item.ticket, self.flush_ok, "" if self.flush_ok else "requests are running"))
         else:
             self.asked.append(item)
+            self.may_answer.wait(60)
             out.send(ControlReply(item.ticket, not self.fault, self.fault))
 
     def _advance(self, live):

@@ -1,10 +1,12 @@
 """The routes that tell the server what to do."""
 
+import asyncio
 import json
 import logging
+import socket
 
 import pytest
-from frontend_harness import Server
+from frontend_harness import Server, send_request
 
 from srt.messages import ContinueGeneration, PauseGeneration, StartProfile, StopProfile, UpdateWeights
 from srt.model_config import ModelConfig
@@ -22,6 +24,7 @@ def server(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quiet_engine(server):
     yield
+    told(server, "/continue_generation")
     for engine in server.engines:
         engine.reset()
 
@@ -52,6 +55,49 @@ def test_a_pause_aborts_unless_it_is_told_otherwise(server):
         told(server, "/pause_generation", {})
         server.wait_for(lambda: sum(len(engine.aborted) for engine in server.engines) == 1)
     assert told(server, "/pause_generation", {"mode": "gently"})[0] == 400
+
+
+@pytest.fixture
+def slow_update(server, monkeypatch, tmp_path):
+    """Sends an update that has come as far as the engine, which does not answer. Gives its socket."""
+    monkeypatch.setattr("srt.frontend.administration.Administration._compatible_folder", lambda self, path: tmp_path)
+    server.engine.may_answer.clear()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        send_request(sock, "/update_weights_from_disk", {"model_path": "x"})
+        server.wait_for(lambda: server.engine.asked)
+        yield sock
+    server.engine.may_answer.set()
+
+
+def test_an_update_is_not_left_half_done(server, slow_update):
+    slow_update.close()
+    server.get("/version")  # by now it is known that the client has left
+    server.engine.may_answer.set()
+    kinds = [PauseGeneration, UpdateWeights, ContinueGeneration]
+    server.wait_for(lambda: list(map(type, server.engine.asked)) == kinds)
+    server.wait_for(lambda: not server.services.manager.paused)
+
+
+def test_a_pause_waits_for_an_update(server, slow_update):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        send_request(sock, "/pause_generation", {"mode": "in_place"})
+        server.get("/version")
+        server.engine.may_answer.set()
+        assert sock.recv(100).startswith(b"HTTP/1.1 200")
+    kinds = [PauseGeneration, UpdateWeights, ContinueGeneration, PauseGeneration]
+    assert list(map(type, server.engine.asked)) == kinds
+    assert server.services.manager.paused
+    told(server, "/continue_generation")
+
+
+def test_a_pause_that_is_not_answered_in_time_counts(server):
+    server.engine.may_answer.clear()
+    with pytest.raises(asyncio.TimeoutError):
+        server.run(asyncio.wait_for(server.services.manager.pause(), 0.01))
+    assert server.services.manager.paused
+    server.engine.may_answer.set()
+    told(server, "/continue_generation")
+    assert not server.services.manager.paused
 
 
 def test_profiles(server, tmp_path):
