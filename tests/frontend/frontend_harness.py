@@ -100,9 +100,8 @@ class Live:
 class EchoEngine(threading.Thread):
     """Knobs: `step_s` between steps, `paused` (takes requests, gives no token), `hold_at` (gives none more tokens than
     these), `mute` (drops requests), `silent` (no sign of life when idle), `fail_status` (ends requests at once with
-    this status), `tokens_per_step`, `flush_ok`, `may_answer` (an event that control
-    items wait for), `says` (ids that every request is given instead of its prompt's, and
-    then EOS).
+    this status), `tokens_per_step`, `flush_ok`, `may_answer` (an event that control items wait for), `says` (ids
+    that every request is given instead of its prompt's, and then EOS).
     """
 
     def __init__(self, endpoints, board, tokenizer):

@@ -452,3 +452,15 @@ def test_openai_client(servers):
         client.chat.completions.create(**{**body, "messages": history})
         assert CALL in prompt_of(server)
     assert EOS in unpack_ids(server.engine.received[-1].ids)
+
+
+def test_ids_of_calls_that_mistrals_templates_take(tmp_path):
+    with Server(tmp_path, tool_call_parser="mistral") as server:
+        server.engine.says = list(b'[TOOL_CALLS] [{"name": "ping", "arguments": {}}]')
+        function = {"name": "ping", "parameters": {"type": "object"}}
+        asked = {"input": "hi", "tools": [{"type": "function", **function}]}
+        ids = [server.ok("/v1/responses", asked)["output"][-1]["call_id"]]
+        asked = {"messages": HI, "max_tokens": 99, "tools": [{"name": "ping", "input_schema": {"type": "object"}}]}
+        ids.append(server.ok("/v1/messages", asked)["content"][-1]["id"])
+        ids.append(server.ok(CHAT, {"messages": HI, "tools": [PING]})["choices"][0]["message"]["tool_calls"][0]["id"])
+        assert all(len(one) == 9 and one.isalnum() for one in ids)

@@ -12,7 +12,8 @@ from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation
 from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.pieces import Arguments, CallStart, Content, Piece, Reasoning
-from srt.frontend.services import Services, new_id
+from srt.frontend.parsing.tool_calls import new_call_id
+from srt.frontend.services import Services
 from srt.frontend.words import ChatPrompt
 from srt.messages import TextDelta
 
@@ -26,6 +27,7 @@ class MessageFormat:
         self._name = name
         self._model = services.model_name
         self._said = ChatAnswer(services.words, chat, answer)
+        self._calls = answer.calls
         self._begun = False
         self._num_blocks = 0
         self._open = ""  # the type of the block that may go on
@@ -37,7 +39,7 @@ class MessageFormat:
         for piece in self._said.feed(generation, answers[0]):
             kind, text, is_new = self._place(piece)
             if is_new:
-                blocks.append(_new_block(kind, piece))
+                blocks.append(self._new_block(kind, piece))
                 self._open = kind
             if kind == "tool_use":
                 blocks[-1]["input"] += text
@@ -85,7 +87,7 @@ class MessageFormat:
         events = []
         if is_new:
             events.append(self._close())
-            block = _new_block(kind, piece)
+            block = self._new_block(kind, piece)
             if kind == "tool_use":
                 block["input"] = {}
             index = self._num_blocks
@@ -111,6 +113,14 @@ class MessageFormat:
         self._open = ""
         return signature + _event("content_block_stop", index=self._num_blocks - 1)
 
+    def _new_block(self, kind: str, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, CallStart):
+            return {"type": kind, "id": new_call_id(self._calls, "toolu_"), "name": piece.name, "input": ""}
+        block = {"type": kind, _MEMBERS[kind]: ""}
+        if kind == "thinking":
+            block["signature"] = ""
+        return block
+
     def _message(self, blocks: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._name, "type": "message", "role": "assistant", "model": self._model, "content": blocks}
 
@@ -123,15 +133,6 @@ class MessageFormat:
         if isinstance(finish.matched, bytes):
             return {"stop_reason": "stop_sequence", "stop_sequence": finish.matched.decode("utf-8", "replace")}
         return {"stop_reason": "end_turn", "stop_sequence": None}
-
-
-def _new_block(kind: str, piece: Piece) -> dict[str, Any]:
-    if isinstance(piece, CallStart):
-        return {"type": kind, "id": new_id("toolu_"), "name": piece.name, "input": ""}
-    block = {"type": kind, _MEMBERS[kind]: ""}
-    if kind == "thinking":
-        block["signature"] = ""
-    return block
 
 
 def _arguments(text: str) -> dict[str, Any]:

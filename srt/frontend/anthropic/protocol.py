@@ -8,8 +8,6 @@ import msgspec
 
 from srt.frontend.protocol import ABSENT
 
-MAX_TOKENS = 2**31 - 1
-
 
 class Block(msgspec.Struct):
     """One block of content; which members it has goes by its type."""

@@ -15,6 +15,7 @@ from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.responses_protocol import ResponsesRequest
 from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.pieces import Arguments, CallStart, Content, Piece, Reasoning
+from srt.frontend.parsing.tool_calls import new_call_id
 from srt.frontend.protocol import Message
 from srt.frontend.services import Services, new_id
 from srt.frontend.words import ChatPrompt
@@ -30,6 +31,7 @@ class ResponseFormat:
         self._name = name
         self._asked = _asked(services, name, body)
         self._said = ChatAnswer(services.words, chat, answer)
+        self._calls = answer.calls
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last item, while it goes on
         self._sequence = 0
@@ -112,7 +114,7 @@ class ResponseFormat:
             case CallStart(_, name):
                 events = self._close("completed")
                 return events + self._begin(
-                    {"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"), "name": name,
+                    {"type": "function_call", "id": new_id("fc_"), "call_id": new_call_id(self._calls), "name": name,
                      "arguments": "", "status": "in_progress"}
                 )  # fmt: skip
             case Arguments(_, text):

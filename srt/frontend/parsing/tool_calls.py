@@ -112,7 +112,8 @@ def detect(template: str) -> str | None:
     return found[0] if len(found) == 1 and not any(other in template for other in _OTHERS) else None
 
 
-def new_call_id(form: CallFormat) -> str:
+def new_call_id(form: CallFormat, prefix: str = "call_") -> str:
+    """One that the model's chat template takes when the call comes back. Without a prefix if that is short."""
     if form.short_ids:
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-    return "call_" + uuid.uuid4().hex[:24]
+    return prefix + uuid.uuid4().hex[:24]
