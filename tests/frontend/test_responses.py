@@ -83,6 +83,21 @@ def test_a_stream_adds_up_to_the_response(server, client, tokens_per_step):
     assert client.responses.retrieve(streamed.id).output_text == whole.output_text
 
 
+def test_log_probabilities_are_all_there_also_of_text_that_came_late(server, client):
+    said(server, "Grüße<tool_coll>")  # half a character is not shown, nor what may begin a call
+    asked = {"model": MODEL, "input": "hi", "tools": [TOOL], "top_logprobs": 1, "max_output_tokens": 50}
+    whole = client.responses.create(**asked).output[-1].content[0]
+    events = list(client.responses.create(**asked, stream=True))
+    streamed = events[-1].response.output[-1].content[0]
+    assert (streamed.text, streamed.logprobs) == (whole.text, whole.logprobs)
+    assert len(whole.logprobs) == len("Grüße<tool_coll>".encode()) + 1
+
+
+def test_what_is_cut_off_says_so_in_every_event(client):
+    events = list(client.responses.create(model=MODEL, input="hi", max_output_tokens=2, stream=True))
+    assert [event.item.status for event in events if event.type == "response.output_item.done"] == ["incomplete"]
+
+
 def test_a_chat_goes_on(server, client):
     said(server, f"Let me see.{CALL}")
     first = client.responses.create(model=MODEL, input="Is it wet?", instructions="Be kind.", tools=[TOOL])

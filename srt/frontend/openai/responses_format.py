@@ -11,7 +11,6 @@ import msgspec
 from srt.frontend.chat_answer import ChatAnswer
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation
-from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.responses_protocol import ResponsesRequest
 from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.pieces import Arguments, CallStart, Content, Piece, Reasoning
@@ -34,6 +33,7 @@ class ResponseFormat:
         self._calls = answer.calls
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last item, while it goes on
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is not shown yet
         self._sequence = 0
         self._created = False
 
@@ -41,7 +41,6 @@ class ResponseFormat:
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         self._take(generations[0], answers[0])
-        self._close("completed")
         return self._finished(generations[0])
 
     def unfinished(self, status: str) -> dict[str, Any]:
@@ -57,8 +56,6 @@ class ResponseFormat:
         response = {**self.unfinished("completed"), "output": self._items, "usage": _usage(generation)}
         if generation.finish.reason == "length":
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-            if self._items:
-                self._items[-1]["status"] = "incomplete"
         elif generation.finish.reason == "abort":
             response["status"] = "cancelled"
         self.on_end(response, self._as_message())
@@ -72,10 +69,7 @@ class ResponseFormat:
             self._created = True
             response = self.unfinished("in_progress")
             events += [self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
-        events += self._take(generation, delta)
-        if delta.finish is not None:
-            events += self._close("completed")
-        return b"".join(events)
+        return b"".join([*events, *self._take(generation, delta)])
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
         response = self._finished(generations[0])
@@ -89,20 +83,23 @@ class ResponseFormat:
 
     def _take(self, generation: Generation, delta: TextDelta) -> list[bytes]:
         """Adds what an answer's next part says to the items; the events that tell of it."""
-        logprobs = []
         if delta.logprobs is not None:
-            logprobs = self._texts.chat(delta.logprobs or NO_LOGPROBS, unpack_ids(delta.ids))["content"]
+            self._logprobs += self._texts.chat(delta.logprobs, unpack_ids(delta.ids))["content"]
+        pieces = self._said.feed(generation, delta)
+        if pieces and not any(isinstance(piece, Content) for piece in pieces):
+            self._logprobs = []  # only text is shown with them
         events = []
-        for piece in self._said.feed(generation, delta):
-            events += self._add(piece, logprobs)
-            if isinstance(piece, Content):
-                logprobs = []
+        for piece in pieces:
+            events += self._add(piece)
+        if delta.finish is not None:
+            events += self._close("incomplete" if delta.finish.reason == "length" else "completed")
         return events
 
-    def _add(self, piece: Piece, logprobs: list[dict[str, Any]]) -> list[bytes]:
+    def _add(self, piece: Piece) -> list[bytes]:
         match piece:
             case Content(text):
                 events = self._opened("message")
+                logprobs, self._logprobs = self._logprobs, []
                 part = self._open["content"][0]
                 part["text"] += text
                 part["logprobs"] += logprobs
@@ -152,8 +149,10 @@ class ResponseFormat:
             events = [done]
         else:
             part = item["content"][0]
-            kind = part["type"]
-            more = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
+            kind, more = part["type"], {}
+            if kind == "output_text":
+                part["logprobs"] += self._logprobs
+                self._logprobs, more = [], {"logprobs": part["logprobs"]}
             events = [
                 self._part_event(f"response.{kind}.done", text=part["text"], **more),
                 self._part_event("response.content_part.done", part=part),
