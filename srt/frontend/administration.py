@@ -116,7 +116,7 @@ class Administration:
 
     async def update_weights(self, request: web.Request) -> web.Response:
         """Other weights of the same shapes. What cannot be taken leaves the old ones, and everything as it was."""
-        body: UpdateWeightsBody = await self._body(request, UpdateWeightsBody)
+        body: UpdateWeightsBody = await self._services.read(request, UpdateWeightsBody)
         check_supported(body)
         if body.load_format not in (None, "auto", "safetensors"):
             raise unsupported("load_format", "weights are taken from safetensors files")

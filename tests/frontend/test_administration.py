@@ -198,6 +198,11 @@ def test_weights_are_looked_at_before_anything_stops(tmp_path):
         assert server.ok(GENERATE, {"text": "a"})["meta_info"]["weight_version"] == "v2"
 
 
+@pytest.mark.parametrize("body", [None, b"", {}, {"model_path": "x", "load_format": "gguf"}])
+def test_weights_that_are_not_said(server, body):
+    assert told(server, "/update_weights_from_disk", body)[0] == 400
+
+
 def test_weights_that_an_engine_cannot_take(server, monkeypatch, tmp_path):
     monkeypatch.setattr("srt.frontend.administration.Administration._compatible_folder", lambda self, path: tmp_path)
     told(server, "/pause_generation", {"mode": "in_place"})
