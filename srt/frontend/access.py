@@ -58,10 +58,10 @@ class Access:
     def mark(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
         """Lets a page's script read the response, if its origin is allowed."""
         origin = request.headers.get("Origin")
+        if self._origins and "*" not in self._origins:
+            response.headers["Vary"] = "Origin"  # also where it came from none of them: caches must not mix them up
         if origin is None or not ("*" in self._origins or origin in self._origins):
             return False
         response.headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin
         response.headers["Access-Control-Expose-Headers"] = "X-Request-ID, Retry-After"
-        if "*" not in self._origins:
-            response.headers["Vary"] = "Origin"
         return True

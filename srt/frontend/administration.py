@@ -91,7 +91,10 @@ class Administration:
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", error)
                 raise RequestError(f"`output_dir` cannot be made: {reason}.", param="output_dir") from None
-        _check(await self._manager.start_profile(str(folder), steps))
+        reply = await self._manager.start_profile(str(folder), steps)
+        if not reply.ok and body.output_dir is None:
+            folder.rmdir()
+        _check(reply)
         return web.Response(text=f"Each rank's trace of {steps} steps will be in {folder}\n")
 
     async def stop_profile(self, request: web.Request) -> web.Response:

@@ -25,7 +25,7 @@ class RequestLog:
         if not self.enabled:
             return
         prompt = generation.prompt
-        line = f"request {generation.name} came: {prompt.num_tokens} tokens in its prompt"
+        line = f"request {_shown_name(generation)} came: {prompt.num_tokens} tokens in its prompt"
         if self.level >= 1:
             line += f", {prompt.spec.max_new_tokens or 'any number of'} to generate, {prompt.spec.fields}"
         if self.level >= 2:
@@ -42,7 +42,7 @@ class RequestLog:
         if not self.enabled:
             return
         reason = "its client has left" if generation.finish is None else generation.finish.reason
-        line = f"request {generation.name} ended: {reason}, {generation.completion_tokens} tokens generated"
+        line = f"request {_shown_name(generation)} ended: {reason}, {generation.completion_tokens} tokens generated"
         if output is not None:
             line += f", {self._shown(bytes(output))}"
         log.info("%s", line)
@@ -50,3 +50,8 @@ class RequestLog:
     def _shown(self, ids: Ids) -> str:
         values = unpack_ids(ids if self.level >= MOST_LEVEL else ids[: 4 * SHORT]).tolist()
         return f"ids {values}{'' if len(ids) == 4 * len(values) else ' and more'}"
+
+
+def _shown_name(generation: Generation) -> str:
+    """A client chose it, and may not begin a line of its own with it."""
+    return generation.name.encode("unicode_escape").decode()

@@ -61,6 +61,7 @@ def test_pages_of_some_origins(server, origin):
         assert answer[name] == (value if "a.example" in origin else None)
     _, answer, _ = server.request("GET", "/health", headers={"Origin": origin})
     assert answer["Access-Control-Allow-Origin"] == (origin if "a.example" in origin else None)
+    assert answer["Vary"] == "Origin"
 
 
 def test_pages_of_all_origins_also_read_streams_and_errors(open_server):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+import tempfile
 
 import pytest
 from frontend_harness import Server, send_request
@@ -100,15 +101,17 @@ def test_a_pause_that_is_not_answered_in_time_counts(server):
     assert not server.services.manager.paused
 
 
-def test_profiles(server, tmp_path):
+def test_profiles(server, tmp_path, monkeypatch):
     folder = tmp_path / "a" / "b"
     code, _, raw = told(server, "/start_profile", {"output_dir": str(folder), "num_steps": 7, "activities": ["CPU"]})
     assert (code, str(folder) in raw.decode(), folder.is_dir()) == (200, True, True)
     assert told(server, "/stop_profile")[0] == 200
     assert asked(server) == [[StartProfile(0, str(folder), 7), StopProfile(0)]] * 2
     server.engines[1].fault = "A profile is being made already."
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     code, _, raw = told(server, "/start_profile")
     assert (code, "already" in raw.decode()) == (400, True)
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,9 @@ def test_requests_are_logged_when_they_are_wanted(server, caplog):
         assert "length, 100 tokens generated" in ended
         for part in shown:
             assert part in came + ended
+    server.ok(GENERATE, {"text": "a", "rid": "two\nlines"})
+    assert [record.getMessage()[:20] for record in caplog.records] == ["request two\\nlines c", "request two\\nlines e"]
+    caplog.clear()
     assert told(server, "/configure_logging", {"log_requests": False, "log_level": "info"})[0] == 200
     assert lines() == []
     for fault in ({"log_requests_level": 4}, {"log_level": "loud"}, {"dump_requests_folder": "/x"}):

@@ -131,6 +131,7 @@ def test_an_answer_that_was_begun(server, client):
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
         ({"messages": [{"role": "alien", "content": "x"}]}, "role"),
         ({"messages": []}, "messages"),
+        ({"messages": [], "system": "Be kind."}, "messages"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"nonsense": 1}, "nonsense"),

@@ -54,6 +54,8 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
 
 def prompt_request(body: CountTokensRequest) -> ChatRequest:
     """What the prompt follows from. RequestError for what a chat cannot say."""
+    if not body.messages:
+        raise RequestError("`messages` must not be empty.", param="messages")
     messages = [message for at, given in enumerate(body.messages) for message in _messages(given, at)]
     if body.system:
         messages.insert(0, Message("system", _text(body.system, "system")))
