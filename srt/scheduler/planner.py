@@ -28,10 +28,11 @@ RESERVE_START, RESERVE_LEAST, RESERVE_DECAY, RESERVE_JUMP = 0.7, 0.1, 0.997, 0.2
 RESERVE_MOST = 4096
 
 # A step that computes prompts keeps every decode row waiting. So beside these it has this share of the token budget,
-# decode rows included (but half of it at least for prompts), and lasts about three times as long as without. But while
-# those who wait for their first token are as many as a crowd, and at least this share of those who decode, it is the
-# other way round: their prompts are through soonest in whole steps.
-BESIDE_DECODE = 3 / 32
+# and no less than so many tokens, decode rows included (but half of it at least for prompts). With a GPU's budget it
+# then lasts about three times as long as without. But while those who wait for their first token are as many as a
+# crowd, and at least this share of those who decode, it is the other way round: their prompts are through soonest in
+# whole steps.
+BESIDE_DECODE, BESIDE_LEAST = 3 / 32, 64
 CROWD, CROWD_SHARE = 4, 0.5
 
 DRAFT_MOST = 16
@@ -139,8 +140,8 @@ class Planner:
         whole = max(1, self._token_budget - num_decode)
         if num_decode == 0 or num_starting >= max(CROWD, CROWD_SHARE * num_decode):
             return whole
-        share = int(self._token_budget * BESIDE_DECODE)
-        return min(whole, max(1, share - num_decode, share // 2))
+        share = max(int(self._token_budget * BESIDE_DECODE), BESIDE_LEAST)
+        return min(whole, max(share - num_decode, share // 2))
 
     def _in_flight(self) -> bool:
         """Requests are retracted only with nothing in flight: no launched step still writes to the freed slots."""

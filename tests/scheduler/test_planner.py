@@ -43,37 +43,47 @@ def nothing_reserved(monkeypatch):
 
 
 def test_decode_rows_come_first_and_prompts_get_a_share_of_the_budget():
-    setting = Setting(token_budget=64, overlap=False)
-    long, late = list(range(20)), list(range(30, 35))
+    setting = Setting(token_budget=1024, num_pages=800, context_length=512, overlap=False)
+    long, late = [*range(20)] * 10, [*range(30, 35)] * 8
     simulation = run(setting, {1: [request(1, [7], 20)], 2: [request(2, long, 4), request(3, late, 4)]})
-    assert shapes(simulation)[:7] == [
+    assert shapes(simulation)[:6] == [
         [(1, 0, 1)],
-        [(1, 1, 1), (2, 0, 5)],
-        [(1, 2, 1), (2, 5, 5)],
-        [(1, 3, 1), (2, 10, 5)],
-        [(1, 4, 1), (2, 15, 5)],
-        [(1, 5, 1), (2, 20, 1), (3, 0, 4)],
-        [(1, 6, 1), (2, 21, 1), (3, 4, 1)],
+        [(1, 1, 1), (2, 0, 95)],
+        [(1, 2, 1), (2, 95, 95)],
+        [(1, 3, 1), (2, 190, 10), (3, 0, 40)],
+        [(1, 4, 1), (2, 200, 1), (3, 40, 1)],
+        [(1, 5, 1), (2, 201, 1), (3, 41, 1)],
     ]
 
 
-@pytest.mark.parametrize(("decoding", "starting", "prompt_tokens"), [(8, 4, 56), (9, 4, 3), (2, 4, 62), (2, 3, 4)])
+@pytest.mark.parametrize(("decoding", "starting", "prompt_tokens"), [(8, 4, 400), (9, 4, 87), (2, 4, 400), (2, 3, 94)])
 def test_a_crowd_of_prompts_gets_the_whole_budget(decoding, starting, prompt_tokens):
-    setting = Setting(token_budget=64, max_running=16, num_pages=800, overlap=False)
+    setting = Setting(token_budget=1024, max_running=16, num_pages=800, context_length=512, overlap=False)
     script = {
         1: [request(rid, [rid], 20) for rid in range(decoding)],
-        2: [request(20 + i, [20 + i] * 30, 4) for i in range(starting)],
+        2: [request(20 + i, [20 + i] * 100, 4) for i in range(starting)],
     }
     second = run(setting, script).executor.batches[1]
     assert second.num_decode == decoding
     assert second.num_tokens - decoding == prompt_tokens
 
 
-def test_who_cannot_run_is_no_crowd():
-    setting = Setting(token_budget=64, max_running=3, num_pages=800, overlap=False)
-    script = {1: [request(rid, [rid], 30) for rid in range(2)], 2: [request(rid, [rid] * 30, 4) for rid in range(2, 9)]}
+@pytest.mark.parametrize(("budget", "prompt_tokens"), [(16, 15), (64, 63), (256, 63), (2048, 100)])
+def test_small_budgets_are_shared_less(budget, prompt_tokens):
+    setting = Setting(token_budget=budget, num_pages=800, context_length=512, overlap=False)
+    script = {1: [request(1, [1], 20)], 2: [request(2, [2] * 100, 4)]}
     second = run(setting, script).executor.batches[1]
-    assert second.num_tokens - second.num_decode == 4
+    assert second.num_tokens - second.num_decode == prompt_tokens
+
+
+def test_who_cannot_run_is_no_crowd():
+    setting = Setting(token_budget=1024, max_running=3, num_pages=800, context_length=512, overlap=False)
+    script = {
+        1: [request(rid, [rid], 30) for rid in range(2)],
+        2: [request(rid, [rid] * 200, 4) for rid in range(2, 9)],
+    }
+    second = run(setting, script).executor.batches[1]
+    assert second.num_tokens - second.num_decode == 94
 
 
 def test_budget_below_the_number_of_decode_rows_still_lets_a_prompt_through():
@@ -174,11 +184,11 @@ def test_a_prompt_takes_over_what_others_bring_while_it_is_computed():
     first = [7] * 4
     answer = run(Setting(), {1: [request(1, first, 12)]}).outlet.outputs[1]
     history = [*first, *answer[:11]]
-    script = {1: [request(1, first, 12), request(3, [60], 40)], 11: [request(2, [*history, *range(20)], 3)]}
-    simulation = run(Setting(token_budget=54, num_pages=200), script)
+    script = {1: [request(1, first, 12)], 11: [request(2, [*history, *range(20)], 3)]}
+    simulation = run(Setting(token_budget=3, num_pages=200), script)
     starts = [start for rows in shapes(simulation) for rid, start, _ in rows if rid == 2]
     assert simulation.outlet.openings[2].cached_tokens == 3
-    assert starts[:4] == [3, 6, 9, len(history)]
+    assert starts[:5] == [3, 5, 7, 9, len(history)]
 
 
 def test_cache_off_finds_nothing():

@@ -254,7 +254,6 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent(low_first, overla
         policy="priority",
         low_priority_first=low_first,
         overlap=overlap,
-        token_budget=256,
     )
     script = {
         1: [ends(1, [1] * 4, 14, 0), ends(2, [2] * 4, 14, -sign)],
