@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain, islice
 from typing import NamedTuple
 
 from radix.ledger import Ledger
@@ -20,10 +21,14 @@ class NodeOutline(NamedTuple):
 def outline(ledger: Ledger, most_nodes: int, most_tokens: int) -> list[NodeOutline]:
     """Of all namespaces, the nodes nearest to the roots, parents before children. `most_tokens` bounds `ids`."""
     nodes: list[NodeOutline] = []
-    waiting = deque((-1, child) for root in ledger.cache.roots.values() for child in root.children.values())
-    while waiting and len(nodes) < most_nodes:
-        parent, node = waiting.popleft()
-        waiting.extend([(len(nodes), child) for child in node.children.values()])
-        ids = node.key[: most_tokens * TOKEN_BYTES]
-        nodes.append(NodeOutline(parent, len(node.slots), node.lock_ref, node.serial, ids))
+    roots = ledger.cache.roots.values()
+    waiting = deque([(-1, chain.from_iterable(root.children.values() for root in roots))])
+    while waiting:
+        parent, children = waiting.popleft()
+        # A node may have far more of them than anybody wants to see, and the engine stands still meanwhile.
+        for node in islice(children, most_nodes - len(nodes)):
+            if node.children:
+                waiting.append((len(nodes), node.children.values()))
+            ids = node.key[: most_tokens * TOKEN_BYTES]
+            nodes.append(NodeOutline(parent, len(node.slots), node.lock_ref, node.serial, ids))
     return nodes

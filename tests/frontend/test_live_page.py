@@ -76,6 +76,25 @@ def test_the_outline_is_the_tree():
     ledger.close(held, None)
 
 
+def test_an_outline_looks_at_no_more_of_a_wide_tree_than_it_shows():
+    ledger = Ledger(num_pages=600, page_size=1, num_rows=4, context_length=32)
+    for first in range(500):
+        ids = pack_ids([first, 7])
+        ledger.close(ledger.open(b"", ids[:-4], 2), ids)
+    seen = []
+
+    class Watched(dict):
+        def values(self):
+            for child in super().values():
+                seen.append(child)
+                yield child
+
+    (root,) = ledger.cache.roots.values()
+    root.children = Watched(root.children)
+    assert len(outline(ledger, 20, 1)) == 20
+    assert len(seen) == 20
+
+
 def test_an_engine_that_does_not_answer_keeps_nothing_else_from_the_page(server):
     server.engine.mute = True
     data = server.get("/page/data")[1]
