@@ -149,7 +149,11 @@ class Child:
         """Waits for the end and tells how it came."""
         code = await self._process.wait()
         if code < 0:
-            return f"{self.title} (pid {self.pid}) was killed by {signal.Signals(-code).name}"
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:  # most of the real-time signals have none, and STOP is one of them
+                name = f"signal {-code}"
+            return f"{self.title} (pid {self.pid}) was killed by {name}"
         return f"{self.title} (pid {self.pid}) ended with exit code {code}"
 
     async def stop(self, patience: float) -> None:
@@ -210,7 +214,9 @@ def on_dump(summary: Callable[[], str] = str) -> None:
 
     def handler(signum: int, frame: Any) -> None:
         if said := summary():
-            print(said, file=sys.stderr, flush=True)
+            # Past sys.stderr: the signal may come in the middle of a write to it, which refuses another.
+            with contextlib.suppress(OSError):
+                os.write(2, f"{said}\n".encode())
 
     faulthandler.unregister(DUMP)  # or it would believe that it is still in front of the handler
     signal.signal(DUMP, handler)

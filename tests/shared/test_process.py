@@ -1,11 +1,17 @@
-"""What becomes of a child whose parent is killed."""
+"""How children end, what is said of it, and what a process says of itself."""
 
+import array
+import asyncio
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
+
+from srt.process import DUMP, STOP, Child
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,3 +34,31 @@ def test_an_abandoned_child_ends_and_tidies_up(tmp_path):
     while any(folder.exists() for folder in folders):
         assert time.monotonic() < deadline, "a child left without tidying up"
         time.sleep(0.01)
+
+
+def test_a_child_that_was_told_to_stop_has_an_obituary():
+    async def end(number):
+        script = f"import os; os.kill(os.getpid(), {int(number)})"
+        process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", script)
+        return await Child("child", process, -1).obituary()
+
+    assert asyncio.run(end(STOP)).endswith(f"was killed by signal {int(STOP)}")
+    assert asyncio.run(end(signal.SIGKILL)).endswith("was killed by SIGKILL")
+
+
+def test_a_dump_does_no_harm_in_the_middle_of_a_write():
+    script = (
+        "import sys; from srt.process import on_dump; on_dump(lambda: 'all is well')\n"
+        "sys.stderr.write('x' * 2**18); sys.stderr.flush()"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=env, stderr=subprocess.PIPE) as process:
+        size, waiting = fcntl.fcntl(process.stderr, fcntl.F_GETPIPE_SZ), array.array("i", [0])
+        while waiting[0] < size:
+            time.sleep(0.01)
+            fcntl.ioctl(process.stderr, termios.FIONREAD, waiting)
+        process.send_signal(DUMP)
+        said = process.stderr.read().decode()
+    assert process.returncode == 0, said.replace("x", "")
+    assert "all is well" in said
+    assert "Current thread" in said
