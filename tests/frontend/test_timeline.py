@@ -68,6 +68,14 @@ def test_openai_routes_tell_if_asked(server, path, source):
         check(choice["timeline"], wall)
 
 
+def test_of_many_choices_the_best_tell(server):
+    body = {"prompt": "abc", "max_tokens": 3, "n": 2, "best_of": 4, "return_timeline": True}
+    answer, wall = timed(server.ok, "/v1/completions", body)
+    assert len(answer["choices"]) == 2
+    for choice in answer["choices"]:
+        check(choice["timeline"], wall)
+
+
 def test_headers_tell_the_same(server):
     _, headers, raw = server.request("POST", "/generate", {"text": "abc", "sampling_params": SAMPLING})
     timeline = json.loads(raw)["meta_info"]["timeline"]

@@ -54,7 +54,8 @@ class ChatFormat:
             said = self._new_answer()
             message = self._message(said.feed(generation, answer))
             finish = self._finish_fields(generation.finish, said)
-            choices.append({"index": generation.index, "message": message, "logprobs": logprobs, **finish})
+            choice = {"index": generation.index, "message": message, "logprobs": logprobs, **finish}
+            choices.append(self._envelope.ended(choice, generation))
         body = self._envelope.answer(choices, generations)
         if generations[0].prompt.spec.prompt_logprobs >= 0:
             ids = unpack_ids(self._chat.ids)

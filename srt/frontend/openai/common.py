@@ -55,15 +55,19 @@ class Envelope:
         self.head = encoded + b',"choices":['
         self.rest = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
 
-    def answer(self, choices: list[dict[str, Any]], generations: Sequence[Generation]) -> dict[str, Any]:
+    def ended(self, choice: dict[str, Any], generation: Generation) -> dict[str, Any]:
+        """The choice, with its timeline if that is wanted."""
         if self._timeline:
-            for choice, generation in zip(choices, generations, strict=True):
-                choice["timeline"] = generation.timeline.stretches()
+            choice["timeline"] = generation.timeline.stretches()
+        return choice
+
+    def answer(self, choices: list[dict[str, Any]], generations: Sequence[Generation]) -> dict[str, Any]:
+        """`generations` are all that were made, for a choice or to choose from."""
         return {**self._answer_base, "choices": choices, "usage": usage(generations)}
 
     def event(self, choice: dict[str, Any], generation: Generation) -> bytes:
-        if self._timeline and choice["finish_reason"] is not None:
-            choice["timeline"] = generation.timeline.stretches()
+        if choice["finish_reason"] is not None:
+            choice = self.ended(choice, generation)
         chunk = {**self._chunk_base, "choices": [choice]}
         if self.continuous_usage:
             chunk["usage"] = usage([generation])

@@ -115,7 +115,7 @@ class CompletionFormat:
             if self._with_prompt_logprobs:
                 ids = unpack_ids(generation.prompt.ids)
                 choice["prompt_logprobs"] = self._texts.prompt_by_id(answer.prompt_logprobs or NO_LOGPROBS, ids)
-            choices.append(choice)
+            choices.append(self._envelope.ended(choice, generation))
         return self._envelope.answer(choices, generations)
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
