@@ -129,11 +129,11 @@ class Metrics:
         self._counters["requests_total"] += 1
         self._by_label["requests_finished_total"][generation.finish.reason] += 1
 
-    def written(self, generations: Sequence[Generation]) -> None:
-        """All of an answer is about to be handed to the socket."""
-        for generation in generations:
-            if generation.finish is not None and generation.finish.reason != "abort":
-                self._written.append((generation.timeline, generation.prompt.num_tokens, generation.completion_tokens))
+    def written(self, generation: Generation, now: float) -> None:
+        """It has ended, and the last of it is about to be handed to the socket, or nobody wants it any more. Once."""
+        generation.timeline.written = now
+        if generation.finish.reason != "abort":
+            self._written.append((generation.timeline, generation.prompt.num_tokens, generation.completion_tokens))
 
     def _observe_written(self) -> None:
         """Many at once cost little more than one, so answers wait for this until a second is over or somebody asks."""

@@ -115,10 +115,6 @@ class Services:
         collector = Collector(prompts)
         with self.manager.running(prompts, collector) as generations:
             await collector.done
-            now = time.monotonic()
-            for generation in generations:
-                generation.timeline.written = now
-            self.metrics.written(generations)
         return generations, collector.answers
 
     async def read(self, request: web.Request, kind: type) -> Any:

@@ -106,7 +106,6 @@ class Stream:
         data = self._take_events()
         if over:
             data += self._error or self._form.tail(self._generations)
-            self._metrics.written(self._generations)
         if data and not self._transport.is_closing():
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         if over:
@@ -124,5 +123,5 @@ class Stream:
         now = time.monotonic()
         for generation in waiting:
             if generation.finish is not None:
-                generation.timeline.written = now
+                self._metrics.written(generation, now)
         return b"".join([self._form.events(generation, join(deltas)) for generation, deltas in waiting.items()])

@@ -267,7 +267,10 @@ class TokenizerManager:
             raise RequestError("A request with this `rid` is running already.", param="rid", code="duplicate_rid")
 
     def _release(self, generations: Sequence[Generation]) -> None:
+        now = time.monotonic()
         for generation in generations:
+            if generation.finish is not None and not generation.timeline.written:
+                self.metrics.written(generation, now)
             for name in generation.names:
                 self._names.pop(name, None)
             if self._live.pop(generation.rid, None) is not None:

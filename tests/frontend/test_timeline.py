@@ -150,3 +150,22 @@ def test_aborted_requests_and_errors_are_counted_and_not_observed(server):
     assert 'lockstep:errors_total{model_name="tiny",status="503"} 1' in page
     assert 'lockstep:requests_aborted_total{model_name="tiny"} 1' in page
     assert 'vllm:cache_config_info{model_name="tiny",engine="0",block_size="1",num_gpu_blocks="1000"} 1' in page
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_that_ends_is_observed_whatever_becomes_of_its_answer(server, stream):
+    """Its sibling fails, or nobody writes it to a client."""
+
+    def counts():
+        page = server.request("GET", "/metrics")[2].decode()
+        names = ("requests_total", "e2e_request_latency_seconds_count")
+        return [int(re.search(rf"^lockstep:{name}\{{\S* (\d+)$", page, re.MULTILINE)[1]) for name in names]
+
+    before = counts()
+    server.engine.fail_status, server.engine.fail_after = 503, 3
+    params = [{"max_new_tokens": 1}, {"max_new_tokens": 9}]
+    server.request("POST", "/generate", {"text": ["abc", "abcd"], "sampling_params": params, "stream": stream})
+    server.engine.reset()
+    assert counts() == [count + 1 for count in before]
+    assert server.request("GET", "/health_generate")[0] == 200
+    assert counts() == [count + 2 for count in before]
