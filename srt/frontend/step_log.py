@@ -17,18 +17,19 @@ class StepLog:
     def __init__(self, boards: Sequence[Board], metrics: Metrics) -> None:
         self._boards = boards
         self._metrics = metrics
-        self._due = 0.0
+        self._last = 0.0  # when it was looked
         self._generated = [0] * len(boards)
 
     def tick(self, now: float) -> None:
-        if now < self._due:
+        seconds = now - self._last
+        if seconds < SECONDS:
             return
-        self._due = now + SECONDS
+        self._last = now
         for engine, board in enumerate(self._boards):
             load, rates = Load.of(board), self._metrics.engines[engine]
             generated, self._generated[engine] = rates.total - self._generated[engine], rates.total
             if load.running or load.waiting or generated:
-                self._log(engine, load, generated / SECONDS, rates.cache_hit_rate)
+                self._log(engine, load, generated / seconds, rates.cache_hit_rate)
 
     def _log(self, engine: int, load: Load, rate: float, hit_rate: float) -> None:
         whose = f"engine {engine}: " if len(self._boards) > 1 else ""

@@ -350,6 +350,8 @@ class TokenizerManager:
         if delta.finish is not None:
             generation.finish = delta.finish
             timeline.end(batch, now)
+            if not generation.completion_tokens:  # none was wanted: its way ends as the first token's would
+                timeline.first_token = batch.computed
             del self._live[generation.rid]
             self.request_log.ended(generation)
             self._balancer.ended(generation.assignment)

@@ -76,6 +76,13 @@ def test_of_many_choices_the_best_tell(server):
         check(choice["timeline"], wall)
 
 
+def test_who_wants_no_tokens_has_no_decode(server):
+    body = {"prompt": "abc", "max_tokens": 0, "echo": True, "return_timeline": True}
+    timeline = server.ok("/v1/completions", body)["choices"][0]["timeline"]
+    assert timeline["prefill"] > 0
+    assert timeline["decode"] == 0
+
+
 def test_headers_tell_the_same(server):
     _, headers, raw = server.request("POST", "/generate", {"text": "abc", "sampling_params": SAMPLING})
     timeline = json.loads(raw)["meta_info"]["timeline"]
