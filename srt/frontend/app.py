@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import socket
@@ -98,8 +97,7 @@ class Frontend:
         self._manager.close()
         self._services.words.close()
         self._services.constraints.close()
-        with contextlib.suppress(asyncio.TimeoutError):  # nobody may be there to take the traces
-            await asyncio.wait_for(asyncio.to_thread(self._services.traces.close), TRACES_PATIENCE)
+        await asyncio.to_thread(self._services.traces.close, TRACES_PATIENCE)
 
     def summary(self) -> str:
         return f"main: {len(self._manager.live)} requests on their way"

@@ -25,7 +25,7 @@ class RequestTraces:
         }
         self._tracer.ended(generation.timeline, generation.traceparent, attributes)
 
-    def close(self) -> None:
-        """Sends what is left."""
+    def close(self, patience: float) -> None:
+        """Sends what is left, if that takes no longer than `patience` seconds."""
         if self._tracer is not None:
-            self._tracer.close()
+            self._tracer.close(patience)

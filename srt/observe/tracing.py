@@ -7,6 +7,7 @@ sends them.
 from __future__ import annotations
 
 import importlib.util
+import threading
 import time
 from collections.abc import Mapping
 from itertools import pairwise
@@ -55,6 +56,8 @@ class Tracer:
                 self._tracer.start_span(name, context=inside, start_time=begin).end(end)
         whole.end(marks[-1])
 
-    def close(self) -> None:
-        """Sends what is left."""
-        self._provider.shutdown()
+    def close(self, patience: float) -> None:
+        """Sends what is left, if that takes no longer than `patience` seconds."""
+        sending = threading.Thread(target=self._provider.shutdown, daemon=True)  # it tries for long, and cannot be told
+        sending.start()
+        sending.join(patience)

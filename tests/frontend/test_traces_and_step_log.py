@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -11,6 +12,8 @@ from frontend_harness import Server
 from srt.board import GAUGES, Board, RankRecord
 from srt.frontend.metrics import Metrics
 from srt.frontend.step_log import SECONDS, StepLog
+from srt.observe.timeline import Arrival, Timeline
+from srt.observe.tracing import Tracer
 
 BODY = {"text": "a secret", "rid": "mine", "sampling_params": {"max_new_tokens": 3, "temperature": 0.25}}
 
@@ -80,3 +83,15 @@ def test_a_collector_gets_a_span_for_the_request_and_one_for_each_stretch(tmp_pa
         assert (span.trace_id, span.parent_span_id) == (whole.trace_id, whole.span_id)
         seconds = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
         assert seconds == pytest.approx(stretches[name], abs=1e-5)
+
+
+def test_nobody_waits_for_a_collector_that_is_not_there():
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    threads = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        tracer = Tracer(f"http://127.0.0.1:{mute.getsockname()[1]}/v1/traces")
+        tracer.ended(Timeline(Arrival()), "", {})
+        tracer.close(0.01)
+        left = set(threading.enumerate()) - threads
+        assert left
+        assert all(thread.daemon for thread in left)  # so that the process can end
