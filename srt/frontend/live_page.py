@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import deque
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ class LivePage:
     async def data(self, request: web.Request) -> web.Response:
         async with self._asking:
             if time.monotonic() >= self._until:
-                await asyncio.gather(*map(self._ask_for_tree, range(len(self._trees))))
-                self._data = self._gather()
+                trees = map(self._ask_for_tree, range(len(self._trees)))
+                usage, *_ = await asyncio.gather(asyncio.to_thread(self._usage), *trees)
+                self._data = self._gather() | usage
                 self._until = time.monotonic() + PERIOD
         return json_response(self._data)
 
@@ -78,20 +80,21 @@ class LivePage:
         with contextlib.suppress(RequestError):
             self._trees[engine].append(await self._services.manager.tree(engine, MOST_NODES, text))
 
+    def _usage(self) -> dict[str, Any]:
+        """Takes as long as the host has processes, so tokens must not wait for it."""
+        gpus = [] if self._gpus is None else self._gpus.usage()
+        return {"processes": self._processes.usage(time.monotonic()), "gpus": gpus}
+
     def _gather(self) -> dict[str, Any]:
-        services, now = self._services, time.monotonic()
-        live = list(services.manager.live)
+        services = self._services
         return {
-            "now": now,
+            "now": time.monotonic(),
             "model": services.model_name,
             "shows_text": services.config.page_show_text,
             "status": "failed" if services.manager.failure else "ready" if services.manager.is_open else "stopping",
-            "processes": self._processes.usage(now),
-            "gpus": [] if self._gpus is None else self._gpus.usage(),
             "engines": [self._engine(engine) for engine in range(len(services.boards))],
             "itl": services.metrics.inter_token,
-            "requests": [_request(generation) for generation in live[:MOST_REQUESTS]],
-            "num_requests": len(live),
+            "requests": list(map(_request, islice(services.manager.live, MOST_REQUESTS))),
         }
 
     def _engine(self, engine: int) -> dict[str, Any]:
@@ -150,7 +153,7 @@ class _Processes:
         for pid, process in self._known.items():
             try:
                 with process.oneshot():
-                    title = " ".join(process.cmdline()).removeprefix("lockstep: ")
+                    title = " ".join(process.cmdline()).removeprefix("lockstep: ").strip()
                     cpu, memory = process.cpu_percent(), process.memory_info().rss
             except psutil.Error:  # it has ended
                 self._due = 0.0

@@ -1,6 +1,7 @@
 """The page at `/`: what it is made of, what it asks for, and who may see texts."""
 
 import re
+import threading
 
 import pytest
 from frontend_harness import Server
@@ -46,6 +47,13 @@ def test_what_is_dear_is_asked_for_once_a_second_however_many_look(server, monke
     for _ in range(5):
         server.get("/page/data")
     assert server.engine.trees_shown == 1
+
+
+def test_tokens_do_not_wait_while_it_is_looked_at_processes(server, monkeypatch):
+    threads = []
+    monkeypatch.setattr(live_page._Processes, "usage", lambda *_: threads.append(threading.current_thread()) or [])
+    assert server.get("/page/data")[1]["processes"] == []
+    assert threads[0] is not server._thread
 
 
 def test_a_node_s_text_is_shown_if_the_server_may(server, tmp_path_factory):

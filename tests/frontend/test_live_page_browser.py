@@ -65,3 +65,22 @@ def test_it_shows_what_goes_on(server, browser, tmp_path, width, scheme):
     page.screenshot(path=str(folder / f"page-{width}-{scheme}.png"), full_page=True)
     assert not faults
     page.close()
+
+
+def test_who_is_not_told_of_any_more_has_ended(server, browser):
+    """Only the oldest are, and who is among them stays there."""
+    page = browser.new_page()
+    page.goto(f"http://127.0.0.1:{server.port}/")
+    ended = page.evaluate(
+        """() => {
+            const told = (rid) => [rid, 0, 1, 0, 0, 1, 1, 0, 0];
+            const tell = (now, rids) => takeRequests({now, engines: [], requests: rids.map(told)});
+            tell(1, [1, 2]);
+            tell(2, [2, 3]);
+            const ended = [1, 2, 3].map((rid) => requests.get(rid).ended);
+            tell(2 + WINDOW + 1, [2, 3]);
+            return [...ended, requests.has(1)];
+        }"""
+    )
+    assert ended == [2, 0, 0, False]
+    page.close()
