@@ -23,6 +23,7 @@ from srt.frontend.generation import Generation, error_of, join
 from srt.frontend.native import GenerateFormat, Native
 from srt.frontend.protocol import GenerateRequest, decode
 from srt.messages import ControlReply, TextDelta
+from srt.observe.timeline import arrive
 
 T = TypeVar("T")
 
@@ -130,9 +131,11 @@ class Engine:
     # ---- in the engine's loop ---------------------------------------------------------------------------------------
 
     async def _answer(self, request: bytes) -> Answer:
+        arrive()
         return await self._services.answer(*await self._native.accept(decode(request, GenerateRequest)))
 
     async def _events(self, request: bytes) -> AsyncIterator[dict[str, Any]]:
+        arrive()
         prompts, form = await self._native.accept(decode(request, GenerateRequest))
         feed = _Feed()
         with self._services.manager.running(prompts, feed) as generations:

@@ -20,7 +20,7 @@ ROOMS = {
         srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend srt.tls srt.observe
         """,
     "srt": "",
-    "srt.engine": "launch srt.config srt.frontend srt.messages",
+    "srt.engine": "launch srt.config srt.frontend srt.messages srt.observe",
     "srt.messages": "",
     "srt.config": "",
     "srt.registry": "",

@@ -53,6 +53,7 @@ def test_one_prompt_gives_a_dict_and_many_a_list(engine):
     alone = engine.generate(PROMPT, GREEDY, return_prompt_token_ids=True)
     assert len(alone["output_ids"]) == alone["meta_info"]["completion_tokens"] == 12
     assert alone["meta_info"]["finish_reason"] == {"type": "length", "length": 12}
+    assert alone["meta_info"]["timeline"]["tokenize"] > 0
     ids = alone["prompt_token_ids"]
     longer = GREEDY | {"max_new_tokens": 20}
     first, second = engine.generate(["Once upon a time", PROMPT], [GREEDY, longer])
@@ -71,6 +72,7 @@ def test_a_stream_grows_to_the_answer(engine):
         texts[event["index"]], last[event["index"]] = event["text"], event
     for index, answer in enumerate(answers):
         assert last[index]["text"] == answer["text"]
+        assert last[index]["meta_info"]["timeline"]["tokenize"] > 0
         assert last[index]["output_ids"] == answer["output_ids"]
         assert last[index]["meta_info"]["finish_reason"] == answer["meta_info"]["finish_reason"]
         assert len(last[index]["meta_info"]["output_token_logprobs"]) == 12
