@@ -112,12 +112,16 @@ class Metrics:
         self._itl = self._histograms["inter_token_latency_seconds"]
         self.engines = [Rates() for _ in range(num_engines)]
 
-    def first_tokens(self, engine: int, tokens: int, seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
-        self._ttft.observe(seconds)
+    def prompt(self, generation: Generation) -> None:
+        """All of it was computed or found in the cache."""
+        prompt_tokens, cached_tokens = generation.prompt.num_tokens, generation.cached_tokens
         self._counters["prompt_tokens_total"] += prompt_tokens
         self._counters["cached_tokens_total"] += cached_tokens
+        self.engines[generation.assignment.engine].prompt(prompt_tokens, cached_tokens)
+
+    def first_tokens(self, engine: int, tokens: int, seconds: float) -> None:
+        self._ttft.observe(seconds)
         self._counters["generation_tokens_total"] += tokens
-        self.engines[engine].prompt(prompt_tokens, cached_tokens)
         self.engines[engine].generated(tokens)
 
     def next_tokens(self, engine: int, tokens: int, seconds: float) -> None:

@@ -339,13 +339,8 @@ class TokenizerManager:
             else:
                 generation.first_token = now
                 timeline.first_token = batch.computed
-                self.metrics.first_tokens(
-                    assignment.engine,
-                    tokens,
-                    now - timeline.received,
-                    generation.prompt.num_tokens,
-                    generation.cached_tokens,
-                )
+                self.metrics.first_tokens(assignment.engine, tokens, now - timeline.received)
+                self.metrics.prompt(generation)
             generation.last_token = self.last_token = now
         if delta.finish is not None:
             generation.finish = delta.finish
@@ -359,5 +354,7 @@ class TokenizerManager:
                 self.metrics.aborted()
             else:
                 self.metrics.finished(generation)
+                if not generation.first_token:
+                    self.metrics.prompt(generation)
             if not self._live:
                 self._idle.set()

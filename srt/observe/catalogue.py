@@ -73,7 +73,8 @@ CATALOGUE = (
     _gauge("cache_hit_rate", "cached share of the prompt tokens of the last 128 requests that began", "cache_hit_rate"),
     _gauge("generation_throughput", "generated tokens per second, over the last 10 s", "gen_throughput"),
     Metric(
-        "prompt_tokens_total", "counter", "prompt tokens of requests whose first token has come",
+        "prompt_tokens_total", "counter",
+        "prompt tokens of requests whose first token has come, or that want none and are done",
         ("prompt_tokens_total",), ("prompt_tokens_total", "prefix_cache_queries_total"),
     ),
     Metric(

@@ -76,11 +76,17 @@ def test_of_many_choices_the_best_tell(server):
         check(choice["timeline"], wall)
 
 
-def test_who_wants_no_tokens_has_no_decode(server):
+def test_who_wants_no_tokens_has_a_prompt_and_no_decode(server):
+    def prompt_tokens():
+        page = server.request("GET", "/metrics")[2].decode()
+        return int(re.search(r"^lockstep:prompt_tokens_total\{\S* (\d+)$", page, re.MULTILINE)[1])
+
+    before = prompt_tokens()
     body = {"prompt": "abc", "max_tokens": 0, "echo": True, "return_timeline": True}
     timeline = server.ok("/v1/completions", body)["choices"][0]["timeline"]
     assert timeline["prefill"] > 0
     assert timeline["decode"] == 0
+    assert prompt_tokens() == before + 3
 
 
 def test_headers_tell_the_same(server):
