@@ -250,9 +250,8 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         free_before //= config.ranks_per_host  # who share its memory
     if ranks is not None:
         check_balance([rank["free"] for rank in ranks.gather({"free": free_before})])
-    weights = iterate_weights(
-        files, dtype, seed=config.random_seed or 0, progress=spec.rank == spec.endpoints.dp_rank == 0, device=device
-    )
+    progress = spec.rank == spec.endpoints.dp_rank == 0 and config.log_format == "text"
+    weights = iterate_weights(files, dtype, seed=config.random_seed or 0, progress=progress, device=device)
 
     def make_model(weights: Weights) -> LlamaForCausalLM:
         return load_model(model_config, weights, dtype, device, context_length=config.context_length, parallel=parallel)

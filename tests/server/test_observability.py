@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -50,6 +51,15 @@ def test_a_signal_shows_where_a_process_is_and_it_goes_on(server: Server, title:
     os.kill(server.pid_of(title), signal.SIGUSR1)
     wait_until(lambda: "most recent call first" in server.log and said in server.log, PATIENCE, lambda: server.log)
     server.generate("Still there", 2)
+
+
+@pytest.mark.slow
+def test_a_log_for_machines_is_objects_alone(small_model: str) -> None:
+    flags = ("--model-path", small_model, "--load-format", "dummy", "--log-format", "json")
+    with running(*flags) as server:
+        server.generate("Say something", 2)
+        for line in server.log.splitlines():
+            assert json.loads(line)["process"] in ("main", "scheduler 0", "detokenizer")
 
 
 @pytest.mark.slow
