@@ -181,7 +181,7 @@ class Scheduler:
                 return
             if token != guess:
                 break
-        if request.unsure:
+        if len(draft.tokens) > draft.certain:
             self._planner.settle(request)
 
     def _take(self, request: Request, token: int, result: StepResult, index: int) -> None:

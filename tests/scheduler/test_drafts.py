@@ -39,6 +39,14 @@ def test_answers_are_those_without_drafts(seed):
         assert answers(simulation, aborted) == expected
 
 
+@pytest.mark.parametrize("seed", [2001, 2005, 2013])
+def test_a_draft_that_may_be_refused_follows_a_certain_one_in_flight(seed):
+    """Little room cuts drafts down to what is certain, so that the next step computes what may be refused."""
+    drawn, aborted = random_simulation(seed, tight=seed % 3 == 0)
+    setting = replace(drawn.setting, skill=0, most_guessed=2, token_budget=3)
+    Simulation(setting, drawn.script).run().check(aborted)
+
+
 def plans(simulation: Simulation) -> list:
     return [plan for plan in simulation.run().consensus.plans if plan]
 
