@@ -48,8 +48,8 @@ class Control:
         match item:
             case FlushCache(ticket=ticket, timeout_s=timeout_s):
                 self._flushes.append(Flush(ticket, now + timeout_s))
-            case PauseGeneration() | UpdateWeights():
-                self.paused |= isinstance(item, PauseGeneration)
+            case PauseGeneration():
+                self.paused = True
                 self._asked.append(item)
             case ShowTree(ticket=ticket, most_nodes=nodes, most_tokens=tokens):
                 self._outlet.reply(TreeReply(ticket, tuple(outline(self._ledger, nodes, tokens))))

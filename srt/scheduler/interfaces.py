@@ -100,7 +100,7 @@ class Forcing(Protocol):
 class Maintenance(Protocol):
     """What is done to the executor beside serving. A fault is a sentence for the administrator, empty if there is none.
 
-    All ranks are asked the same at the same step, with nothing in flight.
+    All ranks are asked the same at the same step; for other weights with nothing in flight.
     """
 
     def step(self) -> None:

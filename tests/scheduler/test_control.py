@@ -114,6 +114,18 @@ def test_weights_change_with_all_retracted_and_nothing_cached(fault):
     assert (replies[3].ok, replies[3].message) == (not fault, fault)
 
 
+def test_who_forgets_to_pause_hears_of_it_at_once():
+    script = {1: [request(1, PROMPT, 40, ignore_eos=True)], 5: [UpdateWeights(1, "/new")]}
+    simulation = Simulation(Setting(), script)
+    left = simulation.outlet.outputs
+    said = []
+    simulation.outlet.reply = lambda message: said.append((message.ok, len(left[1])))
+    simulation.run()
+    assert len(said) == 1
+    assert said[0][0] is False
+    assert said[0][1] < 10
+
+
 def test_all_at_once_is_done_in_order():
     items = [PauseGeneration(1, True), UpdateWeights(2, "/new"), ContinueGeneration(3), StartProfile(4, "/t", 5)]
     simulation, asked = run({1: [request(1, PROMPT, 20, ignore_eos=True)], 8: items})
