@@ -377,7 +377,7 @@ class Neighbours:
             alone = [index for index in range(len(decode)) if index not in grouped]
             self._tenancies, self._order = tenancies, [*grouped, *alone]
             self.shared = tuple(SharedPrefix(len(trunk.members), trunk.tokens) for trunk in trunks)
-        return [decode[index] for index in self._order]
+        return [decode[index] for index in self._order] if self.shared else decode
 
 
 def _int32(values: list[int]) -> np.ndarray:

@@ -19,6 +19,8 @@ from srt.scheduler.planner import Plan, Planner
 from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import Accepted, Draft, StepResult, TokenMasks
 
+UNCONSTRAINED = Accepted(ends=False)
+
 
 class Launched(NamedTuple):
     plan: Plan
@@ -185,7 +187,7 @@ class Scheduler:
             self._planner.settle(request)
 
     def _take(self, request: Request, token: int, result: StepResult, index: int) -> None:
-        accepted = self._grammars.accept(request.rid, token) if request.constrained else Accepted(ends=False)
+        accepted = self._grammars.accept(request.rid, token) if request.constrained else UNCONSTRAINED
         if accepted.fault:
             self._output.abort(request, f"The grammar could not be followed: {accepted.fault}", 500)
         else:
