@@ -58,9 +58,10 @@ class Control:
             case _:
                 self._answer(item)
 
-    def step(self, now: float, num_requests: int, in_flight: bool) -> None:
-        """The step is over, with `num_requests` that wait or run."""
-        self._maintenance.step()
+    def step(self, now: float, num_requests: int, computed: bool, in_flight: bool) -> None:
+        """The step is over, with `num_requests` that wait or run; whether it `computed` anything."""
+        if computed:
+            self._maintenance.step()
         if self._asked and not in_flight:
             asked, self._asked = self._asked, []
             for item in asked:

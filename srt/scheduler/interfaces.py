@@ -104,7 +104,7 @@ class Maintenance(Protocol):
     """
 
     def step(self) -> None:
-        """A step is over."""
+        """A step that computed something is over."""
 
     def start_profile(self, folder: str, num_steps: int) -> str: ...
 

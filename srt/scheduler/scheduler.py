@@ -84,7 +84,7 @@ class Scheduler:
             if prev and not self._overlap:
                 self._commit(prev)
                 prev = None
-            self._control.step(inbox.now, len(self._requests), in_flight=prev is not None)
+            self._control.step(inbox.now, len(self._requests), computed=plan is not None, in_flight=prev is not None)
             # Before the tokens leave: who has an answer finds its request counted.
             self._observer.step(self._unready.values())
             self._outlet.tokens(self._output.take(inbox.number))

@@ -25,10 +25,10 @@ class Recorder:
     """Notes what it is asked, and that nothing is under way then."""
 
     def __init__(self):
-        self.asked, self.fault, self.simulation = [], "", None
+        self.asked, self.fault, self.simulation, self.steps = [], "", None, 0
 
     def step(self):
-        pass
+        self.steps += 1
 
     def start_profile(self, folder, num_steps):
         self.asked.append((folder, num_steps))
@@ -132,6 +132,14 @@ def test_all_at_once_is_done_in_order():
     simulation.check()
     assert asked == ["/new", ("/t", 5)]
     assert [reply.ticket for reply in simulation.outlet.replies] == [1, 2, 3, 4]
+
+
+def test_only_steps_that_compute_count_for_a_profile():
+    script = {1: [request(1, PROMPT, 5, ignore_eos=True)], 3: [PauseGeneration(1)], 30: [ContinueGeneration(2)]}
+    simulation = Simulation(Setting(), script)
+    recorder = simulation.scheduler._control._maintenance = Recorder()
+    simulation.run()
+    assert recorder.steps == len(simulation.executor.batches) < len(simulation.consensus.plans)
 
 
 def test_profiles_do_not_wait_for_a_lull():
