@@ -99,7 +99,10 @@ class Planner:
             admitted = iter(())
         num_running = len(self.running)
         budget = self._room(len(decode), len(prefill) + num_waiting)
-        plain, drafted = self._lay_drafts(decode)
+        # Each of these is sampled, and the device has memory for the logits of as many rows as may run.
+        unsure = max(DRAFT_MOST, self._max_running - num_running - num_waiting)
+        plain, drafted = self._lay_drafts(decode, unsure)
+        unsure -= sum(draft.unsure for _, draft in drafted)
         requests = [*self._neighbours.order(plain), *(request for request, _ in drafted)]
         num_decode, num_drafted = len(plain), len(drafted)
         drafts = {num_decode + place: draft for place, (_, draft) in enumerate(drafted)}
@@ -110,10 +113,11 @@ class Planner:
             length = self._chunk(request, budget)
             is_last = request.planned + length == request.length
             if is_last and request.draft.tokens and not request.wants_prompt_logits:
-                draft = self._lay_draft(request, budget - length)
+                draft = self._lay_draft(request, budget - length, unsure)
                 if draft.tokens:
                     drafts[len(requests)] = draft
                     length += len(draft.tokens)
+                    unsure -= draft.unsure
             requests.append(request)
             lengths.append(length)
             budget -= length
@@ -262,28 +266,30 @@ class Planner:
         self._ledger.share(tenancy, key[: 4 * (request.planned + length)])
         return length
 
-    def _lay_drafts(self, decode: list[Request]) -> tuple[list[Request], list[tuple[Request, Draft]]]:
+    def _lay_drafts(self, decode: list[Request], unsure: int) -> tuple[list[Request], list[tuple[Request, Draft]]]:
         """The decode rows without a draft in this step, and those with one."""
         if not [request for request in decode if request.drafts]:
             return decode, []
         room = (self._token_budget - len(decode)) // 2
         plain, drafted = [], []
         for request in decode:
-            draft = self._lay_draft(request, room)
+            draft = self._lay_draft(request, room, unsure)
             if draft.tokens:
                 drafted.append((request, draft))
                 room -= len(draft.tokens)
+                unsure -= draft.unsure
             else:
                 plain.append(request)
         return plain, drafted
 
-    def _lay_draft(self, request: Request, room: int) -> Draft:
-        """What of its draft a request computes in this step, at most `room` tokens, and the slots for it.
+    def _lay_draft(self, request: Request, room: int, unsure: int) -> Draft:
+        """What of its draft a request computes in this step, at most `room` tokens, `unsure` ones of these, and the
+        slots for it.
 
         After a draft that may be refused its row sits out one step, so among others it must save two. No draft is worth
         memory that a running row may need for its next token.
         """
-        draft = request.draft_ahead(min(room, DRAFT_MOST), 2 if len(self.running) > 1 else 1)
+        draft = request.draft_ahead(min(room, DRAFT_MOST), unsure, 2 if len(self.running) > 1 else 1)
         end = request.length + len(draft.tokens)
         pages = self._ledger.pages_to_grow(request.tenancy, end)
         if pages and (pages + len(self.running)) * self._ledger.page_size > self._ledger.available_tokens:

@@ -98,17 +98,18 @@ class Request:
         """The most tokens whose K/V is not launched and not counted in `length`."""
         return self.max_length - self.length
 
-    def draft_ahead(self, most: int, least: int) -> Draft:
-        """What of the draft lies behind all tokens in flight, `most` tokens of it; below `least` only what is certain.
+    def draft_ahead(self, most: int, most_unsure: int, least: int) -> Draft:
+        """What of the draft lies behind all tokens in flight, `most` tokens of it, `most_unsure` of them not certain;
+        if these are fewer than `least`, only what is certain.
 
         Log-probabilities of a token want it sampled.
         """
         known = self.length - self.num_tokens
         tokens = self.draft.tokens[known : known + max(0, min(most, self.max_growth - 1))]
         certain = max(0, self.draft.certain - known) if self.sampling.logprobs < 0 else 0
-        if len(tokens) - certain < least:
-            tokens = tokens[:certain]
-        return Draft(tokens, min(certain, len(tokens)))
+        certain = min(certain, len(tokens))
+        unsure = min(len(tokens) - certain, most_unsure)
+        return Draft(tokens[: certain + (unsure if unsure >= least else 0)], certain)
 
     def key(self, num_tokens: int) -> bytes:
         return bytes(memoryview(self.tokens)[: 4 * num_tokens])

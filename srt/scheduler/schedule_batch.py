@@ -23,6 +23,11 @@ class Draft(NamedTuple):
     tokens: tuple[int, ...] = ()
     certain: int = 0
 
+    @property
+    def unsure(self) -> int:
+        """How many may be refused."""
+        return len(self.tokens) - self.certain
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedRow:

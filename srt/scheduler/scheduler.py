@@ -183,7 +183,7 @@ class Scheduler:
                 return
             if token != guess:
                 break
-        if len(draft.tokens) > draft.certain:
+        if draft.unsure:
             self._planner.settle(request)
 
     def _take(self, request: Request, token: int, result: StepResult, index: int) -> None:

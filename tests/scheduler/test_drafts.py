@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from shared.simulation import Setting, Simulation, random_simulation, request
 
+from srt.scheduler.planner import DRAFT_MOST
 from srt.scheduler.request import Request
 from srt.scheduler.schedule_batch import Draft
 
@@ -117,18 +118,30 @@ def test_no_draft_takes_the_memory_that_running_rows_need():
     assert simulation.planner.retractions == 0
 
 
+@pytest.mark.parametrize("max_running", [6, 30])
+def test_a_step_samples_no_more_than_the_device_has_logits_for(max_running):
+    """That is for all rows that may run and one draft. Rows that do not run leave theirs to others' drafts."""
+    simulation = drafting(100, 20, rids=(1, 2, 3, 5, 6, 7), max_running=max_running, context_length=100)
+    samples = [int(plan.batch.samples.sum()) for plan in plans(simulation)]
+    simulation.check()
+    assert max(samples) <= max_running + DRAFT_MOST
+    assert (max(samples) > 6 + DRAFT_MOST) == (max_running == 30)
+
+
 def test_a_draft_lies_behind_what_is_in_flight():
     message = request(1, [7, 8], 10)
     drafted = Request.from_message(message, 1, ())
     drafted.draft = Draft((1, 2, 3, 4), 2)
-    assert drafted.draft_ahead(9, 2) == ((1, 2, 3, 4), 2)
+    assert drafted.draft_ahead(9, 9, 2) == ((1, 2, 3, 4), 2)
     drafted.length += 1
-    assert drafted.draft_ahead(9, 2) == ((2, 3, 4), 1)
-    assert drafted.draft_ahead(2, 2) == ((2,), 1)
-    assert drafted.draft_ahead(0, 2) == ((), 0)
+    assert drafted.draft_ahead(9, 9, 2) == ((2, 3, 4), 1)
+    assert drafted.draft_ahead(2, 9, 2) == ((2,), 1)
+    assert drafted.draft_ahead(0, 9, 2) == ((), 0)
     drafted.length += 1
-    assert drafted.draft_ahead(9, 2) == ((3, 4), 0)
-    assert drafted.draft_ahead(9, 3) == ((), 0)
+    assert drafted.draft_ahead(9, 9, 2) == ((3, 4), 0)
+    assert drafted.draft_ahead(9, 9, 3) == ((), 0)
+    assert drafted.draft_ahead(9, 1, 1) == ((3,), 0)
+    assert drafted.draft_ahead(9, 1, 2) == ((), 0)
     drafted.length = drafted.max_length - 2
     drafted.draft = Draft(tuple(range(20)), 20)
-    assert drafted.draft_ahead(9, 2) == ((8,), 1), "behind it one more token is sampled, and that is the last"
+    assert drafted.draft_ahead(9, 9, 2) == ((8,), 1), "behind it one more token is sampled, and that is the last"
