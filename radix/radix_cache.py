@@ -1,7 +1,8 @@
 """L3, each rank: the prefix cache. Owns the tree of every namespace, the lock counts, and the count of cached tokens.
 
 Whatever enters the tree is locked by the tenancy that brings it, and becomes evictable when its last tenancy leaves.
-Pages enter through `_store` and leave through `_remove` or all at once through `clear`, and nowhere else.
+Pages enter through `_store`, leave through `_cut` or all at once through `clear`, and move to host memory in `_evict`
+and back in `_to_pool`, and nowhere else.
 """
 
 from __future__ import annotations

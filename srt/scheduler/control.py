@@ -39,11 +39,6 @@ class Control:
         self._flushes: list[Flush] = []
         self._asked: list[ControlItem] = []  # once nothing is in flight
 
-    @property
-    def waits(self) -> bool:
-        """Whether a question is open."""
-        return bool(self._flushes or self._asked)
-
     def take(self, item: ControlItem, now: float) -> None:
         match item:
             case FlushCache(ticket=ticket, timeout_s=timeout_s):

@@ -271,7 +271,8 @@ class Simulation:
         assert ledger.free_rows == self.setting.max_running
         assert len(self.planner.waiting) == len(self.planner.running) == self.planner.waiting.num_tokens == 0
         assert not self.scheduler._requests
-        assert not self.scheduler._control.waits
+        assert not self.scheduler._control._flushes
+        assert not self.scheduler._control._asked
         assert not self.grammars.states
         finishes = [finish.reason for finish in self.outlet.finishes.values()]
         assert self.output.aborted == finishes.count("abort")
