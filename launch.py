@@ -231,11 +231,13 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
     from srt.frontend import app
 
     frontend: app.Frontend | None = None
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()  # the first signal, and any after it
 
     def on_signal() -> None:
         if frontend is not None:
             frontend.drain()  # here and now: the next request must find the door closed
+        if stop.is_set():
+            hurry.set()
         stop.set()
 
     owner.on_stop(on_signal)
@@ -285,9 +287,8 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
         fault = await unless(stop, any_fault())
         if fault is None:
             log.info("stopping: no new requests, up to %.0f s for those that run", DRAIN_SECONDS)
-            stop.clear()
             drained = frontend.drained(DRAIN_SECONDS)
-            ending = await unless(stop, first_of(drained, any_fault()))
+            ending = await unless(hurry, first_of(drained, any_fault()))
             if not isinstance(ending, str):
                 if not ending:
                     frontend.fail("the server was stopped before this request was done")

@@ -125,14 +125,20 @@ def test_running_requests_finish_and_new_ones_are_refused(signum: int, flags: tu
             assert watch.seconds < END_SECONDS
 
 
-def test_a_second_signal_ends_at_once(flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_second_signal_ends_at_once(together: bool, flags: tuple[str, ...]) -> None:
     with running(*flags) as server:
         stream = Listener(server, 8000)
-        server.signal(signal.SIGTERM)
-        wait_until(lambda: is_draining(server), PATIENCE, lambda: server.log)
-        assert server.process.poll() is None, "the running request was not waited for"
+        if together:  # both wait when the process runs again
+            server.signal(signal.SIGSTOP)
+            server.signal(signal.SIGINT)
+        else:
+            server.signal(signal.SIGTERM)
+            wait_until(lambda: is_draining(server), PATIENCE, lambda: server.log)
+            assert server.process.poll() is None, "the running request was not waited for"
         with Stopwatch() as watch:
             server.signal(signal.SIGTERM)
+            server.signal(signal.SIGCONT)
             assert server.wait() == 0
             server.assert_nothing_left()
             assert watch.seconds < END_SECONDS
