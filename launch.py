@@ -21,18 +21,19 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from srt.config import LEAST_BLOCK, SECRETS, ConfigError, ServerConfig, parse_args, split_address
+from srt.config import LEAST_BLOCK, ConfigError, ServerConfig, parse_args, split_address
 from srt.hardware import cuda_device_count, multiplies_bfloat16
 from srt.limits import Limits
 from srt.model_config import ModelConfig, ModelError
 from srt.model_files import ModelFiles, locate
-from srt.nodes import Node0, Nodes
+from srt.nodes import Nodes
 from srt.observe import tracing
 from srt.observe.logs import configure_logging
 from srt.process import (
+    FAULT_STOP_SECONDS,
     LAST_WORDS_SECONDS,
+    STOP_SECONDS,
     Child,
-    ChildSpec,
     StartError,
     first_death,
     first_of,
@@ -40,8 +41,8 @@ from srt.process import (
     set_title,
     unless,
 )
-from srt.rank_node import run_ranks
-from srt.replica import Replica
+from srt.rank_node import serve_ranks
+from srt.replica import Replica, child_spec
 from srt.tls import tls_context
 from srt.transport import Endpoints, Meeting
 from srt.watchdog import stopped
@@ -55,10 +56,6 @@ BOARD_RELAY_DOOR = "srt.board_relay:main"
 
 DRAIN_SECONDS = 30.0
 """How long requests that run may go on after SIGTERM or Ctrl-C."""
-STOP_SECONDS = 3.0
-"""How long a child may take to end before it is killed."""
-FAULT_STOP_SECONDS = 0.5
-"""The same after a fault: a rank that waits for another one does not hear that it should end."""
 FAREWELL_SECONDS = 1.0
 """How long clients may take to read that a process has died."""
 
@@ -244,16 +241,16 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
     folder = tempfile.mkdtemp(prefix="lockstep-")
     engines = [Replica.create(config, Endpoints(folder, dp_rank)) for dp_rank in range(config.dp_size)]
     endpoints = engines[0].endpoints  # what all engines have in common
-    _log_configuration(config)
+    log.info("configuration: %s", config.summary())
     nodes = Nodes(config.nnodes, on_leave=on_signal)
     children: list[Child] = []
     patience, reason = STOP_SECONDS, ""
     try:
         meeting = await _await_nodes(config, nodes, endpoints, files, children) if config.nnodes > 1 else None
         for engine in engines:
-            await _start_ranks(config, engine, files, scheduler_door, children, meeting)
+            await engine.start_ranks(config, files, scheduler_door, children, meeting)
         schedulers = [child for engine in engines for child in engine.schedulers]
-        detokenizer = await Child.start(DETOKENIZER_DOOR, _child_spec("detokenizer", 0, config, endpoints, files))
+        detokenizer = await Child.start(DETOKENIZER_DOOR, child_spec("detokenizer", 0, config, endpoints, files))
         children.append(detokenizer)
         answers = await unless(stop, _group_ready([*schedulers, detokenizer], nodes))
         if answers is None:
@@ -313,51 +310,6 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: str) -> int:
-    """Runs this node's ranks of a group whose HTTP is on node 0, until the group ends; the exit code is node 0's.
-
-    A signal here ends the group as one to node 0 does, once the ranks have met.
-    """
-    stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    folder = tempfile.mkdtemp(prefix="lockstep-")
-    engine = Replica.create(config, Endpoints(folder))
-    _log_configuration(config)
-    ranks = config.node_ranks
-    log.info(
-        "node %d of %d: ranks %d to %d of %d, no HTTP; that is on node 0, %s",
-        *(config.node_rank, config.nnodes, ranks[0], ranks[-1], config.tp_size, config.dist_init_addr),
-    )
-    children: list[Child] = []
-    node_0: Node0 | None = None
-    try:
-        await _start_ranks(config, engine, files, scheduler_door, children)
-        answers = await unless(stop, asyncio.gather(*(child.ready() for child in children)))
-        if answers is None:
-            return 0
-        shutil.rmtree(folder)  # all have opened the board; nobody could tidy up after a sudden end of this process
-        node_0 = await Node0.connect(Meeting(**answers[0]), config.node_rank)
-        running = asyncio.ensure_future(run_ranks(node_0, children, engine.board, config.node_ranks))
-        try:
-            if await unless(stop, asyncio.shield(running)) is None:
-                node_0.leave()
-            reason = await running
-        finally:
-            running.cancel()
-        if not reason:
-            log.info("the group has been stopped")
-            return 0
-        log.error("%s; stopping", reason)
-        return 1
-    finally:
-        await asyncio.gather(*(child.stop(FAULT_STOP_SECONDS) for child in children))
-        if node_0 is not None:
-            await node_0.close()
-        engine.board.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 async def _await_nodes(
     config: ServerConfig, nodes: Nodes, endpoints: Endpoints, files: ModelFiles, children: list[Child]
 ) -> Meeting:
@@ -367,26 +319,10 @@ async def _await_nodes(
         meeting = await nodes.listen(host)
     except OSError as error:
         raise ConfigError(f"--dist-init-addr {host} is not an address of node 0: {error.strerror}") from None
-    spec = _child_spec("board relay", 0, config, endpoints, files, meeting)
+    spec = child_spec("board relay", 0, config, endpoints, files, meeting)
     relay = await Child.start(BOARD_RELAY_DOOR, spec)
     children.append(relay)
     return dataclasses.replace(meeting, board_port=(await relay.ready())["port"])
-
-
-async def _start_ranks(
-    config: ServerConfig,
-    engine: Replica,
-    files: ModelFiles,
-    scheduler_door: str,
-    children: list[Child],
-    meeting: Meeting | None = None,
-) -> None:
-    """The engine's on this node; they are among `children` as soon as they are there."""
-    for rank in config.node_ranks:
-        spec = _child_spec(f"{engine.prefix}scheduler {rank}", rank, config, engine.endpoints, files, meeting)
-        child = await Child.start(scheduler_door, spec)
-        engine.schedulers.append(child)
-        children.append(child)
 
 
 async def _group_ready(children: list[Child], nodes: Nodes) -> list[dict[str, Any]] | str:
@@ -416,34 +352,6 @@ async def _explain(fault: str, children: list[Child], engines: list[Replica], no
             for child in engine.schedulers:
                 child.dump_stacks()  # which they do while clients read why the house ends
     return next(iter(found), fault)
-
-
-def _child_spec(
-    title: str,
-    rank: int,
-    config: ServerConfig,
-    endpoints: Endpoints,
-    files: ModelFiles,
-    meeting: Meeting | None = None,
-) -> ChildSpec:
-    return ChildSpec(
-        title=title,
-        rank=rank,
-        config=config,
-        endpoints=endpoints,
-        model=files.model_config,
-        folder=str(files.folder),
-        tokenizer_folder=str(files.tokenizer_folder),
-        weights=files.weights,
-        gguf_path=None if files.gguf_path is None else str(files.gguf_path),
-        meeting=meeting,
-    )
-
-
-def _log_configuration(config: ServerConfig) -> None:
-    shown = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
-    shown |= {name: "***" for name in SECRETS if name in shown}
-    log.info("configuration: %s", " ".join(f"{name}={value}" for name, value in shown.items()))
 
 
 def _refuse(error: Exception) -> int:

@@ -257,6 +257,12 @@ class ServerConfig:
         """The ranks of this node."""
         return range(self.node_rank * self.ranks_per_node, (self.node_rank + 1) * self.ranks_per_node)
 
+    def summary(self) -> str:
+        """For the log."""
+        shown = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        shown |= {name: "***" for name in SECRETS if name in shown}
+        return " ".join(f"{name}={value}" for name, value in shown.items())
+
     def shared(self) -> dict[str, str]:
         """By flag, what must be equal on ranks that are to decide alike; long values end in a hash."""
         shown = {}

@@ -45,6 +45,11 @@ DUMP = signal.SIGUSR1
 """Makes a process print the stacks of its threads, even while it waits where no handler of Python's runs; and, as soon
 as one can, what it has to say of itself."""
 
+STOP_SECONDS = 3.0
+"""How long a child may take to end before it is killed."""
+FAULT_STOP_SECONDS = 0.5
+"""The same after a fault: a rank that waits for another one does not hear that it should end."""
+
 LAST_WORDS_SECONDS = 0.3
 """How long processes may take to say what the death of another did to them, and to print where they are."""
 

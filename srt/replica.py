@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from srt.board import Board
 from srt.config import ServerConfig
-from srt.process import Child
-from srt.transport import Endpoints
+from srt.model_files import ModelFiles
+from srt.process import Child, ChildSpec
+from srt.transport import Endpoints, Meeting
 from srt.watchdog import Watchdog, difference, first_failure, read_all, table
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,16 @@ class Replica:
         prefix = f"engine {endpoints.dp_rank} " if config.dp_size > 1 else ""
         return cls(endpoints, Board.create(endpoints.board, config.tp_size), prefix)
 
+    async def start_ranks(
+        self, config: ServerConfig, files: ModelFiles, door: str, children: list[Child], meeting: Meeting | None = None
+    ) -> None:
+        """Those of this host; they are among `children`, all of this process, as soon as they are there."""
+        for rank in config.node_ranks:
+            title = f"{self.prefix}scheduler {rank}"
+            child = await Child.start(door, child_spec(title, rank, config, self.endpoints, files, meeting))
+            self.schedulers.append(child)
+            children.append(child)
+
     def pids(self, config: ServerConfig) -> Mapping[int, int]:
         """Of the ranks of this host, by rank."""
         return dict(zip(config.node_ranks, (child.pid for child in self.schedulers), strict=True))
@@ -50,3 +61,25 @@ class Replica:
 
     def _say(self, sentence: str | None) -> list[str]:
         return [] if sentence is None else [self.prefix + sentence]
+
+
+def child_spec(
+    title: str,
+    rank: int,
+    config: ServerConfig,
+    endpoints: Endpoints,
+    files: ModelFiles,
+    meeting: Meeting | None = None,
+) -> ChildSpec:
+    return ChildSpec(
+        title=title,
+        rank=rank,
+        config=config,
+        endpoints=endpoints,
+        model=files.model_config,
+        folder=str(files.folder),
+        tokenizer_folder=str(files.tokenizer_folder),
+        weights=files.weights,
+        gguf_path=None if files.gguf_path is None else str(files.gguf_path),
+        meeting=meeting,
+    )

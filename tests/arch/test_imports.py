@@ -28,10 +28,12 @@ ROOMS = {
     "srt.model_config": "",
     "srt.board": "",
     "srt.watchdog": "srt.board",
-    "srt.replica": "srt.config srt.board srt.process srt.transport srt.watchdog",
+    "srt.replica": "srt.config srt.board srt.model_files srt.process srt.transport srt.watchdog",
     "srt.board_relay": "srt.board srt.config srt.process srt.transport",
     "srt.nodes": "srt.config srt.transport",
-    "srt.rank_node": "srt.board srt.nodes srt.process srt.watchdog",
+    "srt.rank_node": """
+        srt.board srt.config srt.model_files srt.nodes srt.process srt.replica srt.transport srt.watchdog
+        """,
     "srt.rendezvous": "srt.config",
     "srt.hardware": "",
     "srt.tls": "srt.config",
