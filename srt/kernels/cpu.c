@@ -1,62 +1,20 @@
-/* L4, each rank: the loops in which a CPU spends a step, for x86-64 with AVX2, FMA and F16C.
+/* L4, each rank: the loops in which a CPU spends a step, for x86-64 with AVX2, FMA and F16C. Attention is in
+ * cpu_attention.c.
  *
  * Python gives addresses and sizes; srt/kernels/cpu.py knows what they mean and checks them. Activations are
  * float32 and rows are contiguous. Shapes: N tokens, I input and O output features, D normalised features, F features
- * of the feed-forward block, H query heads, G key/value heads, Q = H / G, C head_dim (a multiple of 16), V vocabulary.
+ * of the feed-forward block, H query heads, G key/value heads, C head_dim (a multiple of 16), V vocabulary.
  */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <immintrin.h>
-#include <math.h>
-#include <omp.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#include "cpu.h"
 
 enum { LANES = 16 };     /* outputs of a panel: two registers of float32 */
 enum { TILE_ROWS = 6 };  /* tokens multiplied at once: 12 accumulators, 2 weights and 1 input fill the 16 registers */
 enum { GROUP = 4 };      /* panels that take turns on one tile of tokens, so that they stay in L2 and the tokens in L1 */
-enum { CHUNK = 256 };    /* positions of one attention task */
-enum { AHEAD = 8 };      /* positions between asking for a key or value and using it: slots lie anywhere in memory */
-enum { HEADS = 4 };      /* query heads that share one read of a key */
 enum { SERIAL = 16384 }; /* elements below which waking other cores costs more than it saves */
-
-INLINE float sum8(__m256 x)
-{
-    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
-    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
-}
-
-INLINE float max8(__m256 x)
-{
-    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
-    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
-}
-
-/* e^x = 2^n e^r with |r| <= ln(2) / 2, e^r by Taylor's series: a relative error of 2e-7. */
-INLINE __m256 exp8(__m256 x)
-{
-    x = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-87.0f)), _mm256_set1_ps(88.0f));
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693145752f), x); /* ln(2) in two parts: n times this one is exact */
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.42860677e-6f), r);
-    __m256 e = _mm256_set1_ps(1.0f / 720);
-    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f / 120));
-    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f / 24));
-    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f / 6));
-    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(0.5f));
-    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f));
-    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f));
-    __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(e), power));
-}
 
 /* ---- linear: y = x Wᵀ + b ------------------------------------------------------------------------------------------
  *
@@ -253,166 +211,9 @@ static void argmax(const float *x, long stride, long rows, long size, int64_t *t
     }
 }
 
-/* ---- attention of rows that decode one token ------------------------------------------------------------------------
- *
- * A task is one key/value head of CHUNK positions of a row. It leaves, for each of its Q query heads, the largest
- * score, the sum of the weights relative to it and the weighted sum of values; then the parts of a row are put together
- * (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
- */
-
-typedef struct {
-    const float *q;
-    float *out;
-    const void *cache;      /* [T, 2 G, C] of one layer */
-    const int32_t *slots;   /* the slot table [.., P] */
-    const int64_t *rows;    /* of the slot table, for each row of the batch */
-    const int64_t *lengths; /* positions to attend to */
-    long q_stride, slots_stride, num_rows, num_heads, num_kv_heads, head_dim;
-} Decode;
-
-INLINE __m256 load_cached(int half, const char *at, long i)
-{
-    return half ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)at + i)))
-                : _mm256_loadu_ps((const float *)at + i);
-}
-
-INLINE void heads_of_chunk(int half, int heads, const float *q, long size, const char **keys, const char **values,
-                           long count, float *part)
-{
-    float weights[HEADS][CHUNK];
-    __m256 scale = _mm256_set1_ps(1.0f / sqrtf((float)size));
-    for (long p = 0; p < count; p++) {
-        if (p + AHEAD < count)
-            for (long c = 0; c < size * (half ? 2 : 4); c += 64) {
-                _mm_prefetch(keys[p + AHEAD] + c, _MM_HINT_T0);
-                _mm_prefetch(values[p + AHEAD] + c, _MM_HINT_T1);
-            }
-        __m256 dot[HEADS];
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) dot[h] = _mm256_setzero_ps();
-        for (long c = 0; c < size; c += 8) {
-            __m256 key = load_cached(half, keys[p], c);
-#pragma GCC unroll 4
-            for (int h = 0; h < heads; h++) dot[h] = _mm256_fmadd_ps(key, _mm256_loadu_ps(q + h * size + c), dot[h]);
-        }
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) weights[h][p] = sum8(_mm256_mul_ps(dot[h], scale));
-    }
-    long padded = (count + 7) / 8 * 8;
-    for (int h = 0; h < heads; h++) {
-        for (long p = count; p < padded; p++) weights[h][p] = -INFINITY;
-        __m256 most = _mm256_loadu_ps(weights[h]), sum = _mm256_setzero_ps();
-        for (long p = 8; p < padded; p += 8) most = _mm256_max_ps(most, _mm256_loadu_ps(weights[h] + p));
-        float best = max8(most);
-        for (long p = 0; p < padded; p += 8) {
-            __m256 weight = exp8(_mm256_sub_ps(_mm256_loadu_ps(weights[h] + p), _mm256_set1_ps(best)));
-            _mm256_storeu_ps(weights[h] + p, weight);
-        }
-        for (long p = count; p < padded; p++) weights[h][p] = 0.0f;
-        for (long p = 0; p < padded; p += 8) sum = _mm256_add_ps(sum, _mm256_loadu_ps(weights[h] + p));
-        part[h * (size + 2)] = best;
-        part[h * (size + 2) + 1] = sum8(sum);
-    }
-    for (long c = 0; c < size; c += 16) {
-        __m256 sum[HEADS][2];
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) sum[h][0] = sum[h][1] = _mm256_setzero_ps();
-        for (long p = 0; p < count; p++) {
-            __m256 low = load_cached(half, values[p], c), high = load_cached(half, values[p], c + 8);
-#pragma GCC unroll 4
-            for (int h = 0; h < heads; h++) {
-                __m256 weight = _mm256_broadcast_ss(&weights[h][p]);
-                sum[h][0] = _mm256_fmadd_ps(weight, low, sum[h][0]);
-                sum[h][1] = _mm256_fmadd_ps(weight, high, sum[h][1]);
-            }
-        }
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) {
-            _mm256_storeu_ps(part + h * (size + 2) + 2 + c, sum[h][0]);
-            _mm256_storeu_ps(part + h * (size + 2) + 10 + c, sum[h][1]);
-        }
-    }
-}
-
-INLINE void chunk_of_head(int half, const Decode *d, long row, long kv_head, long begin, float *part)
-{
-    const char *keys[CHUNK], *values[CHUNK];
-    long bytes = half ? 2 : 4, token = 2 * d->num_kv_heads * d->head_dim * bytes, shared = d->num_heads / d->num_kv_heads;
-    long count = MIN(CHUNK, d->lengths[row] - begin);
-    const int32_t *slots = d->slots + d->rows[row] * d->slots_stride + begin;
-    for (long p = 0; p < count; p++) {
-        keys[p] = (const char *)d->cache + slots[p] * token + kv_head * d->head_dim * bytes;
-        values[p] = keys[p] + token / 2;
-    }
-    const float *q = d->q + row * d->q_stride + kv_head * shared * d->head_dim;
-    for (long h = 0; h < shared; h += HEADS) {
-        const float *own = q + h * d->head_dim;
-        float *to = part + h * (d->head_dim + 2);
-        switch (MIN(HEADS, shared - h)) {
-        case 1: heads_of_chunk(half, 1, own, d->head_dim, keys, values, count, to); break;
-        case 2: heads_of_chunk(half, 2, own, d->head_dim, keys, values, count, to); break;
-        case 3: heads_of_chunk(half, 3, own, d->head_dim, keys, values, count, to); break;
-        default: heads_of_chunk(half, 4, own, d->head_dim, keys, values, count, to);
-        }
-    }
-}
-
-/* `first[row]` is the row's first chunk among all rows'. */
-static void merge(const Decode *d, const long *first, const float *parts, long row, long head)
-{
-    long shared = d->num_heads / d->num_kv_heads, width = d->head_dim + 2, chunks = first[row + 1] - first[row];
-    const float *part = parts + ((first[row] * d->num_kv_heads + head / shared) * shared + head % shared) * width;
-    long step = d->num_kv_heads * shared * width;
-    float *out = d->out + (row * d->num_heads + head) * d->head_dim, most = part[0], sum = 0.0f;
-    for (long i = 1; i < chunks; i++) most = fmaxf(most, part[i * step]);
-    memset(out, 0, (size_t)d->head_dim * sizeof(float));
-    for (long i = 0; i < chunks; i++) {
-        const float *own = part + i * step;
-        float weight = expf(own[0] - most);
-        sum += weight * own[1];
-        for (long c = 0; c < d->head_dim; c++) out[c] += weight * own[2 + c];
-    }
-    for (long c = 0; c < d->head_dim; c++) out[c] /= sum;
-}
-
-/* -1 if there is no memory for the parts. */
-static int decode(int half, const Decode *d)
-{
-    long *first = malloc((size_t)(d->num_rows + 1) * sizeof(long));
-    if (!first) return -1;
-    first[0] = 0;
-    for (long r = 0; r < d->num_rows; r++) first[r + 1] = first[r] + (d->lengths[r] + CHUNK - 1) / CHUNK;
-    long chunks = first[d->num_rows];
-    float *parts = malloc((size_t)(chunks * d->num_heads * (d->head_dim + 2)) * sizeof(float));
-    long *row_of = malloc((size_t)chunks * sizeof(long));
-    if (!parts || !row_of) {
-        free(first), free(parts), free(row_of);
-        return -1;
-    }
-    for (long r = 0; r < d->num_rows; r++)
-        for (long i = first[r]; i < first[r + 1]; i++) row_of[i] = r;
-#pragma omp parallel
-    {
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < chunks * d->num_kv_heads; task++) {
-            long chunk = task / d->num_kv_heads, row = row_of[chunk], kv_head = task % d->num_kv_heads;
-            float *part = parts + task * (d->num_heads / d->num_kv_heads) * (d->head_dim + 2);
-            if (half)
-                chunk_of_head(1, d, row, kv_head, (chunk - first[row]) * CHUNK, part);
-            else
-                chunk_of_head(0, d, row, kv_head, (chunk - first[row]) * CHUNK, part);
-        }
-#pragma omp for collapse(2) schedule(static)
-        for (long r = 0; r < d->num_rows; r++)
-            for (long h = 0; h < d->num_heads; h++) merge(d, first, parts, r, h);
-    }
-    free(first), free(parts), free(row_of);
-    return 0;
-}
-
 /* ---- the module ---------------------------------------------------------------------------------------------------- */
 
-enum { MOST_ARGUMENTS = 13 };
+enum { MOST_ARGUMENTS = 14 };
 
 /* Addresses and sizes. False with an exception set if their number is not `count` or one is no integer. */
 static int integers(PyObject *const *args, Py_ssize_t given, int count, int64_t *to)
@@ -446,19 +247,23 @@ FUNCTION(rotate, 6, rotate((float *)a[0], a[1], (float *)a[2], a[3], a[4], a[5])
 FUNCTION(store, 7, store((int)a[0], (float *)a[1], a[2], (int64_t *)a[3], a[4], a[5], (void *)a[6]))
 FUNCTION(silu_and_mul, 4, silu_and_mul((float *)a[0], (float *)a[1], a[2], a[3]))
 FUNCTION(argmax, 5, argmax((float *)a[0], a[1], a[2], a[3], (int64_t *)a[4]))
-FUNCTION(decode, 13,
-         failed = decode((int)a[0], &(Decode){.q = (float *)a[1],
-                                              .q_stride = a[2],
-                                              .out = (float *)a[3],
-                                              .cache = (void *)a[4],
-                                              .slots = (int32_t *)a[5],
-                                              .slots_stride = a[6],
-                                              .rows = (int64_t *)a[7],
-                                              .lengths = (int64_t *)a[8],
-                                              .num_rows = a[9],
-                                              .num_heads = a[10],
-                                              .num_kv_heads = a[11],
-                                              .head_dim = a[12]}))
+#define ATTENTION                                                                                                      \
+    {.half = (int)a[0],                                                                                                \
+     .q = (float *)a[1],                                                                                               \
+     .q_stride = a[2],                                                                                                 \
+     .out = (float *)a[3],                                                                                             \
+     .cache = (void *)a[4],                                                                                            \
+     .slots = (int32_t *)a[5],                                                                                         \
+     .slots_stride = a[6],                                                                                             \
+     .rows = (int64_t *)a[7],                                                                                          \
+     .lengths = (int64_t *)a[8],                                                                                       \
+     .num_rows = a[9],                                                                                                 \
+     .num_heads = a[10],                                                                                               \
+     .num_kv_heads = a[11],                                                                                            \
+     .head_dim = a[12]}
+
+FUNCTION(decode, 13, failed = decode(&(Attention)ATTENTION))
+FUNCTION(prefill, 14, failed = prefill(&(Attention)ATTENTION, (int64_t *)a[13]))
 
 static PyObject *py_rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
@@ -479,7 +284,8 @@ static PyObject *py_rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t g
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {METHOD(linear),       METHOD(rms_norm), METHOD(rotate), METHOD(store),
-                                METHOD(silu_and_mul), METHOD(argmax),   METHOD(decode), {NULL, NULL, 0, NULL}};
+                                METHOD(silu_and_mul), METHOD(argmax),   METHOD(decode), METHOD(prefill),
+                                {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "lockstep_cpu", "The inner loops of srt/kernels/cpu.py.", -1, methods, NULL, NULL, NULL,

@@ -117,11 +117,37 @@ def decode(
     `slots_XP` (int32) is the whole slot table, of which `rows_R` and `lengths_R` (int64) say which parts; the cache
     holds G keys, then G values of a slot, float16 or float32.
     """
-    num_rows, num_heads, head_dim = q_RHC.shape
-    o_RHC = torch.empty((num_rows, num_heads, head_dim))
-    compiled.decode(
-        int(cache_TSC.dtype == torch.float16), q_RHC.data_ptr(), q_RHC.stride(0), o_RHC.data_ptr(),
-        cache_TSC.data_ptr(), slots_XP.data_ptr(), slots_XP.stride(0), rows_R.data_ptr(), lengths_R.data_ptr(),
-        num_rows, num_heads, cache_TSC.shape[1] // 2, head_dim,
-    )  # fmt: skip
+    o_RHC = torch.empty(q_RHC.shape)
+    compiled.decode(*_arguments(q_RHC, o_RHC, cache_TSC, slots_XP, rows_R, lengths_R))
     return o_RHC
+
+
+def prefill(
+    q_NHC: torch.Tensor,
+    cache_TSC: torch.Tensor,
+    slots_XP: torch.Tensor,
+    rows_R: torch.Tensor,
+    lengths_R: torch.Tensor,
+    counts_R: torch.Tensor,
+) -> torch.Tensor:
+    """The same for the last `counts_R` (int64) of each row's positions, one chunk after the other -> [N, H, C]. A
+    query sees its row up to its own position."""
+    o_NHC = torch.empty(q_NHC.shape)
+    compiled.prefill(*_arguments(q_NHC, o_NHC, cache_TSC, slots_XP, rows_R, lengths_R), counts_R.data_ptr())
+    return o_NHC
+
+
+def _arguments(
+    q_NHC: torch.Tensor,
+    o_NHC: torch.Tensor,
+    cache_TSC: torch.Tensor,
+    slots_XP: torch.Tensor,
+    rows_R: torch.Tensor,
+    lengths_R: torch.Tensor,
+) -> tuple[int, ...]:
+    _, num_heads, head_dim = q_NHC.shape
+    return (
+        int(cache_TSC.dtype == torch.float16), q_NHC.data_ptr(), q_NHC.stride(0), o_NHC.data_ptr(),
+        cache_TSC.data_ptr(), slots_XP.data_ptr(), slots_XP.stride(0), rows_R.data_ptr(), lengths_R.data_ptr(),
+        len(rows_R), num_heads, cache_TSC.shape[1] // 2, head_dim,
+    )  # fmt: skip

@@ -1,8 +1,9 @@
-"""The compiled kernels against the formulas in float64. Attention has its own test, in tests/executor."""
+"""The compiled kernels against the formulas in float64. Attention of a whole step is in tests/executor."""
 
 from __future__ import annotations
 
 import math
+import random
 import shutil
 
 import pytest
@@ -108,3 +109,44 @@ def test_argmax_takes_the_first_of_the_largest():
     x[0, 5] = x[1] = math.nan
     assert cpu.argmax(x[:, 6:])[0] == x[0, 6:].argmax()
     assert cpu.argmax(x)[1] == 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("seed", range(20))
+def test_prefill_of_random_shapes(seed):
+    rng = random.Random(seed)
+    kv_heads, shared, size = rng.choice([1, 2, 3]), rng.choice([1, 3, 4, 7, 30]), 16 * rng.choice([1, 4, 5, 8])
+    dtype = rng.choice([torch.float16, torch.float32])
+    counts = [rng.choice([1, 2, 9, rng.randint(3, 60)]) for _ in range(rng.randint(1, 4))]
+    lengths = [count + rng.choice([0, 1, 128, rng.randint(2, 300)]) for count in counts]
+    cache = torch.full((sum(lengths) + 1, 2 * kv_heads, size), math.nan, dtype=dtype)
+    slots = torch.full((len(lengths) + 2, max(lengths) + 3), len(cache), dtype=torch.int32)
+    free = torch.randperm(len(cache), generator=torch.Generator().manual_seed(seed)).int()
+    rows = rng.sample(range(len(slots)), len(lengths))
+    for row, length in zip(rows, lengths, strict=True):
+        slots[row, :length], free = free[:length], free[length:]
+    cache[slots[slots < len(cache)].long()] = randn(sum(lengths), 2 * kv_heads, size).to(dtype)
+    q = randn(sum(counts), (shared + 2) * kv_heads, size)[:, : shared * kv_heads] * rng.choice([1, 20])
+
+    ours = cpu.prefill(q, cache, slots, *map(torch.tensor, (rows, lengths, counts)))
+
+    for of_row, row, length in zip(ours.split(counts), rows, lengths, strict=True):
+        queries, q = q[: len(of_row)].double().transpose(0, 1), q[len(of_row) :]
+        keys, values = cache[slots[row, :length].long()].double().transpose(0, 1).chunk(2)
+        scores = queries @ keys.repeat_interleave(shared, 0).transpose(1, 2) / math.sqrt(size)
+        seen = torch.ones(len(of_row), length).tril(length - len(of_row)).bool()
+        expected = scores.masked_fill(~seen, -math.inf).softmax(-1) @ values.repeat_interleave(shared, 0)
+        torch.testing.assert_close(of_row.double(), expected.transpose(0, 1), rtol=2e-5, atol=2e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("start", [0, 200])
+def test_prefill_does_not_depend_on_where_a_prompt_is_cut(start):
+    cache, q = randn(300, 2, 32), randn(100, 3, 32)
+    slots = torch.randperm(300, generator=torch.Generator().manual_seed(0)).int()[None]
+
+    def of(first, last):
+        rows, lengths, counts = map(torch.tensor, ([0], [start + last], [last - first]))
+        return cpu.prefill(q[first:last], cache, slots, rows, lengths, counts)
+
+    torch.testing.assert_close(torch.cat([of(0, 7), of(7, 60), of(60, 100)]), of(0, 100), rtol=1e-5, atol=1e-6)

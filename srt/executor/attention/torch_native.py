@@ -1,13 +1,13 @@
-"""L4, each rank: attention in plain torch operations, for CPUs and as the reference of the other backends; decode rows
-on a CPU go through the compiled kernel where there is one.
+"""L4, each rank: attention on a CPU, by the compiled kernels where there are any, else in plain torch operations.
 
 Shapes: N tokens, H query heads, G key/value heads, S = 2 G keys and values, C head_dim, T slots, X rows of the slot
-table; R decode rows of a group, L positions of its longest row; M tokens of a prompt chunk, P positions of its row.
+table; R rows, L positions of the longest one of a group; M tokens of a prompt chunk, P positions of its row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,38 +28,42 @@ class TorchNativeBackend:
 
     def plan(self, batch: ForwardBatch) -> Attend:
         plan, num_decode = batch.plan, batch.num_decode
-        groups: list[DecodeRows | DecodeGroup] = []
         if cpu.serves(batch.slots_N.device, self._cache.head_dim):
             num_decode += plan.num_drafted
-            if num_decode:
-                groups = [DecodeRows.build(batch, num_decode)]
-        elif num_decode:
-            similar = groups_of_similar_length(plan.start[:num_decode] + 1)
-            groups = [DecodeGroup.build(batch, rows) for rows in similar]
+            parts: list[Part] = [DecodeRows.build(batch, num_decode)] if num_decode else []
+            if num_decode < plan.num_rows:
+                parts.append(Chunks.build(batch, num_decode))
+            return StepAttention(self._cache, batch, parts)
+        similar = groups_of_similar_length(plan.start[:num_decode] + 1)
+        groups = [DecodeGroup.build(batch, rows) for rows in similar]
         ends = np.cumsum(plan.length)
         chunks = [Chunk.build(batch, index, int(ends[index])) for index in range(num_decode, plan.num_rows)]
-        return StepAttention(self._cache, batch, groups, chunks)
+        return StepAttention(self._cache, batch, [*groups, *chunks])
+
+
+class Part(Protocol):
+    """Some of a step's tokens."""
+
+    tokens: slice | torch.Tensor
+
+    def attend(self, q_NHC: torch.Tensor, kv_NSC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor: ...
 
 
 class StepAttention:
     """One step's `Attend`."""
 
-    def __init__(
-        self, cache: KVCache, batch: ForwardBatch, groups: list[DecodeRows | DecodeGroup], chunks: list[Chunk]
-    ):
+    def __init__(self, cache: KVCache, batch: ForwardBatch, parts: list[Part]):
         self._cache = cache
         self._slots_N = batch.slots_N
-        self._groups = groups
-        self._chunks = chunks
+        self._parts = parts
 
     def __call__(self, layer: int, q_NHC: torch.Tensor, kv_NSC: torch.Tensor) -> torch.Tensor:
         self._cache.store(layer, self._slots_N, kv_NSC)
         cached_TSC = self._cache.layer(layer)
-        parts = (*self._groups, *self._chunks)
-        if len(parts) == 1:
-            return parts[0].attend(q_NHC, kv_NSC, cached_TSC)
+        if len(self._parts) == 1:
+            return self._parts[0].attend(q_NHC, kv_NSC, cached_TSC)
         o_NHC = torch.empty_like(q_NHC, memory_format=torch.contiguous_format)
-        for part in parts:
+        for part in self._parts:
             o_NHC[part.tokens] = part.attend(q_NHC[part.tokens], kv_NSC[part.tokens], cached_TSC)
         return o_NHC
 
@@ -104,6 +108,30 @@ class DecodeRows:
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """All prompt chunks of a step, likewise. They see their own keys and values as they are stored, so what a prompt
+    gives does not depend on where it was cut."""
+
+    tokens: slice
+    slots_XP: torch.Tensor
+    rows_R: torch.Tensor
+    lengths_R: torch.Tensor
+    counts_R: torch.Tensor
+
+    @classmethod
+    def build(cls, batch: ForwardBatch, first: int) -> Chunks:
+        """Of the plan's rows from `first` on."""
+        plan = batch.plan
+        rows, counts = (torch.from_numpy(values[first:].astype(np.int64)) for values in (plan.row, plan.length))
+        lengths = torch.from_numpy((plan.start + plan.length)[first:].astype(np.int64))
+        tokens = slice(int(plan.length[:first].sum()), plan.num_tokens)
+        return cls(tokens, batch.tables.slots_RP, rows, lengths, counts)
+
+    def attend(self, q_NHC: torch.Tensor, kv_NSC: torch.Tensor, cached_TSC: torch.Tensor) -> torch.Tensor:
+        return cpu.prefill(q_NHC, cached_TSC, self.slots_XP, self.rows_R, self.lengths_R, self.counts_R)
+
+
+@dataclass(frozen=True)
 class DecodeGroup:
     """Rows of one token each whose lengths are similar, for where there is no compiled kernel."""
 
@@ -131,7 +159,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The last M of a row's P positions."""
+    """The last M of a row's P positions, for where there is no compiled kernel."""
 
     tokens: slice
     slots_P: torch.Tensor | None  # None: the chunk is the whole row so far, and the cache has nothing to add
