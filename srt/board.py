@@ -34,6 +34,12 @@ GAUGES = (
     "retractions_total",
     "finished_total",
     "aborted_total",
+    "drafted_tokens_total",
+    "accepted_draft_tokens_total",
+    "host_total",  # tokens, as host_used
+    "host_used",
+    "saved_tokens_total",  # to host memory
+    "restored_tokens_total",  # from there
 )
 RING = 32
 GRAMMARS = 64

@@ -67,7 +67,7 @@ class Frontend:
         """Without a socket there is no HTTP: requests come from this process."""
         self._manager.start()
         if sock is not None:
-            self._http = HttpServer(application(self._services))
+            self._http = HttpServer(application(self._services), self._services.metrics)
             await self._http.start(sock, tls_context(self._services.config))
         self._ticker = asyncio.create_task(self._tick())
 
@@ -211,7 +211,7 @@ def application(services: Services) -> web.Application:
 def _door(services: Services, access: Access) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
     @web.middleware
     async def door(request: web.Request, handler: Handler) -> web.StreamResponse:
-        arrive(request.headers.get("traceparent", ""))
+        arrive(request.protocol.received, request.headers.get("traceparent", ""))
         if (answer := access.preflight(request)) is not None:
             return answer
         try:

@@ -6,11 +6,15 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from srt.frontend.errors import RequestError
+from srt.frontend.metrics import Metrics
+from srt.observe.timeline import arrival
 
 IDLE_SECONDS = 75.0
 """How long a connection may wait for a request's head, from its begin or from the last answer on. Proxies have 60."""
@@ -28,7 +32,30 @@ _log.addFilter(_is_ours)
 
 
 class Connection(web.RequestHandler):
-    __slots__ = ()
+    """`received` is when the first bytes of the request came that is being read or answered; 0 between two, and for one
+    that came while the one before it was answered."""
+
+    __slots__ = ("_metrics", "received")
+
+    def __init__(self, manager: web.Server, metrics: Metrics, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self.received = 0.0
+        self._metrics = metrics
+
+    def data_received(self, data: bytes) -> None:
+        if not self.received:
+            self.received = time.monotonic()
+        super().data_received(data)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Hands the last bytes to the socket, where that was not done before."""
+        finished = await super().finish_response(request, resp, start_time)
+        self.received = 0.0
+        if written := arrival().written:
+            self._metrics.handed(time.monotonic() - written)
+        return finished
 
     def handle_error(
         self,
@@ -48,7 +75,8 @@ class Connection(web.RequestHandler):
 
 
 class HttpServer:
-    def __init__(self, app: web.Application) -> None:
+    def __init__(self, app: web.Application, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._runner = web.AppRunner(
             app, access_log=None, logger=_log, handler_cancellation=True, shutdown_timeout=STOP_PATIENCE
         )
@@ -60,7 +88,8 @@ class HttpServer:
         assert server is not None
 
         def connection() -> Connection:
-            return Connection(server, loop=loop, access_log=None, logger=_log, keepalive_timeout=IDLE_SECONDS)
+            options = {"access_log": None, "logger": _log, "keepalive_timeout": IDLE_SECONDS}
+            return Connection(server, self._metrics, loop=loop, **options)
 
         self._listener = await loop.create_server(connection, sock=sock, backlog=1024, ssl=tls)
 

@@ -110,6 +110,7 @@ class Metrics:
         self._written: list[tuple[Timeline, int, int]] = []  # with tokens of prompt and output; not observed yet
         self._ttft = self._histograms["time_to_first_token_seconds"]
         self._itl = self._histograms["inter_token_latency_seconds"]
+        self._send = self._histograms["response_send_seconds"]
         self.engines = [Rates() for _ in range(num_engines)]
 
     def prompt(self, generation: Generation) -> None:
@@ -135,9 +136,15 @@ class Metrics:
 
     def written(self, generation: Generation, now: float) -> None:
         """It has ended, and the last of it is about to be handed to the socket, or nobody wants it any more. Once."""
-        generation.timeline.written = now
+        timeline = generation.timeline
+        timeline.written = now
         if generation.finish.reason != "abort":
-            self._written.append((generation.timeline, generation.prompt.num_tokens, generation.completion_tokens))
+            timeline.arrived.written = now
+            self._written.append((timeline, generation.prompt.num_tokens, generation.completion_tokens))
+
+    def handed(self, seconds: float) -> None:
+        """The last byte of an answer is with the socket, so long after it was written."""
+        self._send.observe(seconds)
 
     def _observe_written(self) -> None:
         """Many at once cost little more than one, so answers wait for this until a second is over or somebody asks."""
@@ -234,6 +241,12 @@ def _of_engine(load: Load, rates: Rates) -> dict[str, float]:
         "generation_throughput": rates.gen_throughput,
         "retractions_total": load.retractions,
         "evicted_tokens_total": load.evicted,
+        "drafted_tokens_total": load.drafted,
+        "accepted_draft_tokens_total": load.accepted,
+        "host_used_tokens": load.host_used,
+        "host_total_tokens": load.host_total,
+        "saved_tokens_total": load.saved,
+        "restored_tokens_total": load.restored,
     }
 
 
@@ -254,6 +267,12 @@ class Load:
         self.locked = gauges["pool_locked"]
         self.evicted = gauges["evicted_tokens_total"]
         self.retractions = gauges["retractions_total"]
+        self.drafted = gauges["drafted_tokens_total"]
+        self.accepted = gauges["accepted_draft_tokens_total"]
+        self.host_total = gauges["host_total"]
+        self.host_used = gauges["host_used"]
+        self.saved = gauges["saved_tokens_total"]
+        self.restored = gauges["restored_tokens_total"]
 
     @classmethod
     def of(cls, board: Board) -> Load:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-from srt.frontend.generation import Generation
+from srt.frontend.generation import Generation, Prompt
 from srt.messages import Ids, unpack_ids
 
 MOST_LEVEL = 3
@@ -14,11 +15,14 @@ log = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Level 0 has names and numbers, 1 the sampling parameters too, 2 the first token ids, 3 all of them."""
+    """Level 0 has names and numbers, 1 the sampling parameters too, 2 the first token ids, 3 all of them.
+
+    What a client wrote, or its ids, is shown from level 2 on; level 1 says of stop strings and the like how many.
+    """
 
     def __init__(self) -> None:
         self.enabled = False
-        self.level = 2
+        self.level = 1
         self._outputs: dict[int, bytearray] = {}
 
     def came(self, generation: Generation) -> None:
@@ -27,7 +31,7 @@ class RequestLog:
         prompt = generation.prompt
         line = f"request {_shown_name(generation)} came: {prompt.num_tokens} tokens in its prompt"
         if self.level >= 1:
-            line += f", {prompt.spec.max_new_tokens or 'any number of'} to generate, {prompt.spec.fields}"
+            line += f", {prompt.spec.max_new_tokens or 'any number of'} to generate, {self._shown_fields(prompt)}"
         if self.level >= 2:
             line += f", {self._shown(prompt.ids)}"
             self._outputs[generation.rid] = bytearray()
@@ -46,6 +50,12 @@ class RequestLog:
         if output is not None:
             line += f", {self._shown(bytes(output))}"
         log.info("%s", line)
+
+    def _shown_fields(self, prompt: Prompt) -> dict[str, Any]:
+        fields = prompt.spec.fields
+        if self.level >= 2:
+            return fields
+        return {name: len(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
     def _shown(self, ids: Ids) -> str:
         values = unpack_ids(ids if self.level >= MOST_LEVEL else ids[: 4 * SHORT]).tolist()

@@ -278,6 +278,7 @@ class TokenizerManager:
                 self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, "The client has left."))
                 self._balancer.ended(generation.assignment)
                 self.metrics.aborted()
+                generation.timeline.gone = now
             self._traces.ended(generation)
         if not self._live:
             self._idle.set()

@@ -45,6 +45,11 @@ def _gauge(name: str, meaning: str, sglang: str, vllm: str = "") -> Metric:
     return Metric(name, "gauge", meaning, (sglang,), (vllm,) if vllm else (), "dp_rank")
 
 
+def _count(name: str, meaning: str, sglang: str = "", vllm: str = "") -> Metric:
+    """Of each engine, since its start."""
+    return Metric(name, "counter", meaning, (sglang,) if sglang else (), (vllm,) if vllm else (), "dp_rank")
+
+
 def _times(name: str, buckets: tuple[float, ...], meaning: str, sglang: str = "", vllm: str = "") -> Metric:
     return Metric(name, "histogram", meaning, (sglang,) if sglang else (), (vllm,) if vllm else (), "", buckets)
 
@@ -98,14 +103,28 @@ CATALOGUE = (
         ("num_aborted_requests_total",),
     ),
     Metric("errors_total", "counter", "HTTP answers with a status of 400 or more, by status", label="status"),
-    Metric(
-        "retractions_total", "counter", "times that a running request gave its memory back and waited again",
-        ("num_retracted_requests_total",), ("num_preemptions_total",), "dp_rank",
+    _count(
+        "retractions_total", "times that a running request gave its memory back and waited again",
+        "num_retracted_requests_total", "num_preemptions_total",
     ),
-    Metric(
-        "evicted_tokens_total", "counter", "cached tokens that were given up for others", ("evicted_tokens_total",),
-        label="dp_rank",
+    _count(
+        "evicted_tokens_total", "cached tokens that left the KV pool to make room for others", "evicted_tokens_total"
     ),
+    _count(
+        "drafted_tokens_total", "tokens that were expected behind a request's newest one and checked in a step with it",
+        vllm="spec_decode_num_draft_tokens_total",
+    ),
+    _count(
+        "accepted_draft_tokens_total", "of these, those that became output; the others were refused, or too late",
+        vllm="spec_decode_num_accepted_tokens_total",
+    ),
+    _gauge("host_used_tokens", "cached tokens in host memory", "hicache_host_used_tokens"),
+    _gauge(
+        "host_total_tokens", "tokens that host memory has room for; 0 without `--hierarchical-cache-gb`",
+        "hicache_host_total_tokens",
+    ),
+    _count("saved_tokens_total", "tokens moved from the KV pool to host memory", "hicache_backup_tokens_total"),
+    _count("restored_tokens_total", "tokens moved from host memory back to the KV pool", "load_back_tokens_total"),
     _everywhere(
         "time_to_first_token_seconds", TTFT, "from `received` until the main process has the first token"
     ),
@@ -136,6 +155,10 @@ CATALOGUE = (
     _times(
         "request_generation_tokens", TOKENS, "tokens of the output", "generation_tokens_histogram",
         "request_generation_tokens",
+    ),
+    _times(
+        "response_send_seconds", SHORT,
+        "from `written` of an answer's last choice until its last byte is with the socket: of each HTTP answer one",
     ),
     Metric(
         "request_stretch_seconds", "histogram", "each stretch of a request's way, see below", label="stretch",

@@ -14,7 +14,12 @@ from operator import attrgetter, sub
 from srt.messages import Started, TextBatch
 
 STRETCHES = (
-    ("parse", "received", "parsed", "the head of the HTTP request is there, until its body is read and decoded"),
+    (
+        "parse",
+        "received",
+        "parsed",
+        "the first bytes of the HTTP request are read, until its body is there and decoded",
+    ),
     ("render", "parsed", "rendered", "until the chat template has made a prompt of the messages; 0 without a chat"),
     ("tokenize", "rendered", "tokenized", "until the prompt is token ids; 0 where ids were sent"),
     ("dispatch", "tokenized", "sent", "checks and the compilation of a grammar, until it is on its way to the engine"),
@@ -44,20 +49,21 @@ _HEADER = ",".join([f"{name}=%.6f" for name in NAMES])
 class Arrival:
     """The marks that all choices of one HTTP request have in common; 0 where it has not been, or need not be."""
 
-    __slots__ = ("parsed", "received", "rendered", "tokenized", "traceparent")
+    __slots__ = ("parsed", "received", "rendered", "tokenized", "traceparent", "written")
 
-    def __init__(self, traceparent: str = "") -> None:
+    def __init__(self, received: float, traceparent: str = "") -> None:
         self.traceparent = traceparent  # the header of that name
-        self.received = time.monotonic()
+        self.received = received
         self.parsed = self.rendered = self.tokenized = 0.0
+        self.written = 0.0  # the last choice that came to its end
 
 
 _arrival: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
 
 
-def arrive(traceparent: str = "") -> Arrival:
-    """From now on `arrival` means the request that comes in now, in this task."""
-    arrived = Arrival(traceparent)
+def arrive(received: float = 0.0, traceparent: str = "") -> Arrival:
+    """From now on `arrival` means the request that has come in, now or when it says, in this task."""
+    arrived = Arrival(received or time.monotonic(), traceparent)
     _arrival.set(arrived)
     return arrived
 
@@ -70,10 +76,12 @@ def arrival() -> Arrival:
 class Timeline:
     """The marks of one choice. What has not happened, or not to this request, is 0 and counts as its predecessor."""
 
-    __slots__ = (*MARKS, "_kept")
+    __slots__ = (*MARKS, "_kept", "arrived", "gone")
 
     def __init__(self, arrived: Arrival) -> None:
+        self.arrived = arrived
         self._kept: list[float] | None = None
+        self.gone = 0.0  # when its client left before its end
         self.received = arrived.received
         self.parsed, self.rendered, self.tokenized = arrived.parsed, arrived.rendered, arrived.tokenized
         self.sent = self.heard = self.admitted = self.launched = 0.0

@@ -54,7 +54,12 @@ class Tracer:
         for name, (begin, end) in zip(NAMES, pairwise(marks), strict=True):
             if end > begin:
                 self._tracer.start_span(name, context=inside, start_time=begin).end(end)
-        whole.end(marks[-1])
+        if timeline.gone:
+            gone = zero + round(timeline.gone * 1e9)
+            whole.add_event("client gone", timestamp=gone)
+            whole.end(gone)
+        else:
+            whole.end(marks[-1])
 
     def close(self, patience: float) -> None:
         """Sends what is left, if that takes no longer than `patience` seconds."""

@@ -11,6 +11,8 @@ from srt.scheduler.output import Output
 from srt.scheduler.planner import Planner
 from srt.scheduler.request import Request
 
+NO_HOST = {"host_total": 0, "host_used": 0, "saved_tokens_total": 0, "restored_tokens_total": 0}
+
 
 class BoardObserver:
     def __init__(
@@ -39,6 +41,20 @@ class BoardObserver:
             retractions_total=planner.retractions,
             finished_total=output.finished,
             aborted_total=output.aborted,
+            drafted_tokens_total=output.drafted_tokens,
+            accepted_draft_tokens_total=output.accepted_draft_tokens,
+            **self._host(),
         )
         if self._page_log is not None:
             self._page_log.step()
+
+    def _host(self) -> dict[str, int]:
+        host = self._ledger.host
+        if host is None:
+            return NO_HOST
+        return {
+            "host_total": host.capacity,
+            "host_used": host.cached_tokens,
+            "saved_tokens_total": host.saved_total,
+            "restored_tokens_total": host.restored_total,
+        }

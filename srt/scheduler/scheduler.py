@@ -156,6 +156,7 @@ class Scheduler:
         if result.prompt is not None:
             self._output.prompt(batch, requests, result.prompt)
         tokens, samples = result.tokens.tolist(), batch.samples.tolist()
+        self._output.drafted_tokens += sum([len(draft.tokens) for draft in drafts.values()])
         index = 0
         for i, request in enumerate(requests):
             request.in_flight -= 1
@@ -175,10 +176,12 @@ class Scheduler:
         what comes later followed from tokens that were not said."""
         for token in draft.tokens[: draft.certain]:
             self._take(request, token, result, index)
+            self._output.accepted_draft_tokens += 1
             if request.finish is not None:
                 return
         for place, (token, guess) in enumerate(zip(sampled, (*draft.tokens[draft.certain :], None), strict=True)):
             self._take(request, token, result, index + place)
+            self._output.accepted_draft_tokens += token == guess
             if request.finish is not None:
                 return
             if token != guess:

@@ -130,12 +130,15 @@ def test_requests_are_logged_when_they_are_wanted(server, caplog):
     caplog.set_level(logging.INFO)
 
     def lines():
-        server.ok(GENERATE, {"text": "abc", "rid": "mine", "sampling_params": {"max_new_tokens": 100}})
+        sampling = {"max_new_tokens": 100, "stop": ["a secret"]}
+        server.ok(GENERATE, {"text": "abc", "rid": "mine", "sampling_params": sampling})
         said = [record.getMessage() for record in caplog.records if "request mine" in record.getMessage()]
         caplog.clear()
         return said
 
     assert lines() == []
+    assert told(server, "/configure_logging", {"log_requests": True})[0] == 200
+    assert "97" not in "".join(lines()), "no text if nobody asked for it"
     for level, shown in enumerate(
         ((), ("temperature",), ("temperature", "[97, 98, 99]", "and more"), ("[97, 98, 99]",))
     ):
@@ -145,6 +148,7 @@ def test_requests_are_logged_when_they_are_wanted(server, caplog):
         assert "length, 100 tokens generated" in ended
         for part in shown:
             assert part in came + ended
+        assert ("secret" in came) == ("[97" in came) == (level >= 2)
     server.ok(GENERATE, {"text": "a", "rid": "two\nlines"})
     assert [record.getMessage()[:20] for record in caplog.records] == ["request two\\nlines c", "request two\\nlines e"]
     caplog.clear()

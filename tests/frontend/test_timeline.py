@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 
 import pytest
@@ -114,8 +115,32 @@ def test_a_kept_connection_starts_anew_with_each_request(server):
     connection.close()
 
 
+@pytest.mark.parametrize("cut", [10, 60, -5])
+def test_a_request_has_come_with_its_first_bytes(server, cut):
+    """In its first line, its headers or its body: what comes late is waited for in `parse`. Idle time is not."""
+    body = json.dumps({"text": "abc", "sampling_params": SAMPLING}).encode()
+    raw = b"POST /generate HTTP/1.1\r\nHost: x\r\nX-Pad: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+        b"x" * 80,
+        len(body),
+        body,
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        for _ in range(2):
+            time.sleep(0.2)
+            began = time.monotonic()
+            sock.sendall(raw[:cut])
+            time.sleep(0.05)
+            sock.sendall(raw[cut:])
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += sock.recv(65536)
+            timeline = json.loads(answer.partition(b"\r\n\r\n")[2])["meta_info"]["timeline"]
+            check(timeline, time.monotonic() - began)
+            assert timeline["parse"] >= 0.04
+
+
 def test_marks_never_go_back():
-    timeline = Timeline(Arrival())
+    timeline = Timeline(Arrival(1.0))
     received = timeline.received
     timeline.parsed, timeline.sent, timeline.taken = received + 1, received + 0.5, received + 2
     marks = timeline.marks()

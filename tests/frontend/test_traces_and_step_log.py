@@ -85,12 +85,30 @@ def test_a_collector_gets_a_span_for_the_request_and_one_for_each_stretch(tmp_pa
         assert seconds == pytest.approx(stretches[name], abs=1e-5)
 
 
+def test_who_leaves_has_a_span_up_to_then(tmp_path):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    collector = Collector()
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    with Server(tmp_path, otlp_traces_endpoint=f"http://127.0.0.1:{collector.server_address[1]}/v1/traces") as server:
+        server.engine.hold_at = 1
+        stream, _ = server.open_stream("/generate", BODY)
+        stream.close()
+        server.wait_for(lambda: not server.services.manager.live)
+    collector.shutdown()
+    collector.server_close()
+    (whole,) = [span for span in collector.spans if span.name == "request"]
+    (gone,) = whole.events
+    assert gone.name == "client gone"
+    assert gone.time_unix_nano == whole.end_time_unix_nano
+    assert whole.end_time_unix_nano > max(span.end_time_unix_nano for span in collector.spans if span is not whole)
+
+
 def test_nobody_waits_for_a_collector_that_is_not_there():
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     threads = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as mute:
         tracer = Tracer(f"http://127.0.0.1:{mute.getsockname()[1]}/v1/traces")
-        tracer.ended(Timeline(Arrival()), "", {})
+        tracer.ended(Timeline(Arrival(1.0)), "", {})
         tracer.close(0.01)
         left = set(threading.enumerate()) - threads
         assert left

@@ -128,6 +128,14 @@ def test_a_step_samples_no_more_than_the_device_has_logits_for(max_running):
     assert (max(samples) > 6 + DRAFT_MOST) == (max_running == 30)
 
 
+@pytest.mark.parametrize(("skill", "least", "most"), [(100, 1.0, 1.0), (70, 0.3, 0.95), (0, 0.0, 0.3)])
+def test_it_is_counted_what_drafts_got_right(skill, least, most):
+    simulation = drafting(skill, 6, rids=(1, 2, 3))
+    laid = sum(len(draft.tokens) for plan in plans(simulation) for draft in plan.drafts.values())
+    assert simulation.output.drafted_tokens == laid > 20
+    assert least * laid <= simulation.output.accepted_draft_tokens <= most * laid
+
+
 def test_a_draft_lies_behind_what_is_in_flight():
     message = request(1, [7, 8], 10)
     drafted = Request.from_message(message, 1, ())

@@ -32,11 +32,16 @@ def chats(host_pages: int, page_size: int = 1, **fields) -> Simulation:
 
 @pytest.mark.parametrize(("page_size", "whole"), [(1, 39), (16, 32)])
 def test_what_was_evicted_comes_back(page_size, whole):
-    openings = chats(400 // page_size, page_size).outlet.openings
+    simulation = chats(400 // page_size, page_size)
+    openings = simulation.outlet.openings
     again = [openings[rid] for rid in range(6, 18)]
     assert [opening.cached_tokens for opening in again] == [whole] * 12
     assert sum(opening.restored_tokens for opening in again) > 6 * whole
     assert all(opening.restored_tokens <= opening.cached_tokens for opening in again)
+    host, copies = simulation.ledger.host, [batch.copies for batch in simulation.executor.batches if batch.copies]
+    assert host.restored_total == sum(opening.restored_tokens for opening in openings.values())
+    assert host.restored_total == sum(len(copy.loaded_to) for copy in copies)
+    assert host.saved_total == sum(len(copy.saved_to) for copy in copies) > host.restored_total
     without = chats(0, page_size).outlet.openings
     assert sum(without[rid].cached_tokens for rid in range(6, 18)) < 6 * whole
     assert all(opening.restored_tokens == 0 for opening in without.values())
