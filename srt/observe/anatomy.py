@@ -11,19 +11,19 @@ import argparse
 import json
 import random
 import re
+import selectors
 import socket
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from srt.observe.timeline import NAMES
 
 WIRE = "wire"
-"""What is left of the client's time: the network, the HTTP head before `received`, the last write, the client's own."""
+"""What is left of the client's time: the network, the last write (`response_send_seconds`), and the client's own."""
 LIMIT_SHARE, LIMIT_SECONDS = 0.01, 0.001
 BAR = 40
 
@@ -46,7 +46,7 @@ class Sample:
 
 
 class Client:
-    """One connection to the server, kept open. Plain sockets, because an HTTP library's own time, times the number of
+    """One connection to the server, kept open. A plain socket, because an HTTP library's own time, times the number of
     clients in this process, would be counted as the server's.
     """
 
@@ -54,56 +54,77 @@ class Client:
         url = urlsplit(base_url)
         if url.scheme != "http" or url.hostname is None:
             raise SystemExit(f"anatomy: --base-url must be http://HOST:PORT, not {base_url}")
-        self._socket = socket.create_connection((url.hostname, url.port or 80), timeout=600)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = socket.create_connection((url.hostname, url.port or 80), timeout=600)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         lines = [f"POST {url.path.rstrip('/')}/generate HTTP/1.1", f"Host: {url.netloc}"]
         if api_key:
             lines.append(f"Authorization: Bearer {api_key}")
         self._head = "\r\n".join([*lines, "Content-Length: "]).encode()
 
-    def ask(self, words: int, tokens: int, stream: bool) -> Sample:
+    def request(self, words: int, tokens: int, stream: bool) -> bytes:
         """A prompt of random words, which no cache has, and exactly so many tokens of output."""
         sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         text = " ".join(random.choices(WORDS, k=words))
         body = json.dumps({"text": text, "sampling_params": sampling, "stream": stream}).encode()
-        request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
-        began = time.monotonic()
-        self._socket.sendall(request)
-        raw = self._answer()
-        wall = time.monotonic() - began
-        if not raw.startswith(b"HTTP/1.1 200 "):
-            raise SystemExit(f"anatomy: the server answered {raw[:500].decode(errors='replace')}")
-        answer = raw.partition(b"\r\n\r\n")[2]
-        if stream:
-            answer = answer.rpartition(b"data: [DONE]")[0].rpartition(b"data: ")[2].partition(b"\n")[0]
-        meta = json.loads(answer)["meta_info"]
-        return Sample(wall, meta["prompt_tokens"], meta["timeline"])
+        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
 
-    def _answer(self) -> bytes:
-        """Head and body, up to the last byte of either a length that was said or the last chunk."""
-        raw = bytearray()
-        end = 0
-        while True:
-            data = self._socket.recv(1 << 16)
-            if not data:
-                raise SystemExit("anatomy: the server has closed the connection")
-            raw += data
-            if not end:
-                head, found, _ = raw.partition(b"\r\n\r\n")
-                length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
-                end = len(head) + 4 + int(length[1]) if found and length else -1 if found else 0
-            if len(raw) == end or (end < 0 and raw.endswith(b"\r\n0\r\n\r\n")):
-                return bytes(raw)
+    def send(self, request: bytes) -> None:
+        self._raw = bytearray()
+        self._end = 0  # where the answer ends; -1: with the last chunk; 0: not known yet
+        self._began = time.monotonic()
+        self.socket.sendall(request)
+
+    def read(self) -> Answer | None:
+        """Takes what is there, up to the last byte of either a length that was said or the last chunk."""
+        data = self.socket.recv(1 << 16)
+        now = time.monotonic()
+        if not data:
+            raise SystemExit("anatomy: the server has closed the connection")
+        raw = self._raw
+        raw += data
+        if not self._end:
+            head, found, _ = raw.partition(b"\r\n\r\n")
+            length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+            self._end = len(head) + 4 + int(length[1]) if found and length else -1 if found else 0
+        is_whole = len(raw) == self._end or (self._end < 0 and raw.endswith(b"\r\n0\r\n\r\n"))
+        return Answer(now - self._began, bytes(raw)) if is_whole else None
+
+
+class Answer(NamedTuple):
+    wall: float  # seconds
+    raw: bytes  # head and body
+
+    def sample(self) -> Sample:
+        head, _, body = self.raw.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise SystemExit(f"anatomy: the server answered {self.raw[:500].decode(errors='replace')}")
+        if b"text/event-stream" in head:
+            body = body.rpartition(b"data: [DONE]")[0].rpartition(b"data: ")[2].partition(b"\n")[0]
+        meta = json.loads(body)["meta_info"]
+        return Sample(self.wall, meta["prompt_tokens"], meta["timeline"])
 
 
 def measure(clients: Sequence[Client], words: int, tokens: int, stream: bool, repeats: int) -> list[Sample]:
-    """`repeats` requests of each client, all clients at the same time."""
-
-    def run(client: Client) -> list[Sample]:
-        return [client.ask(words, tokens, stream) for _ in range(repeats)]
-
-    with ThreadPoolExecutor(len(clients)) as threads:
-        return [sample for samples in threads.map(run, clients) for sample in samples]
+    """`repeats` requests of each client, all clients at the same time, in one thread that does nothing but send and
+    read: what else there is to do comes before and after."""
+    requests = {client: [client.request(words, tokens, stream) for _ in range(repeats)] for client in clients}
+    answers = []
+    with selectors.DefaultSelector() as selector:
+        for client in clients:
+            selector.register(client.socket, selectors.EVENT_READ, client)
+            client.send(requests[client].pop())
+        while selector.get_map():
+            for key, _ in selector.select():
+                client = key.data
+                answer = client.read()
+                if answer is None:
+                    continue
+                answers.append(answer)
+                if requests[client]:
+                    client.send(requests[client].pop())
+                else:
+                    selector.unregister(client.socket)
+    return [answer.sample() for answer in answers]
 
 
 @dataclass(frozen=True)
@@ -182,12 +203,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="anatomy", description="Splits requests' time into its stretches.")
     parser.add_argument("--base-url", default="http://127.0.0.1:30000")
     parser.add_argument("--api-key")
-    parser.add_argument("--prompt", type=int, nargs="+", default=[16, 512], help="lengths in words, about tokens")
-    parser.add_argument("--output", type=int, nargs="+", default=[1, 64], help="lengths in tokens")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[16, 256], help="lengths in words, about tokens")
+    parser.add_argument("--output", type=int, nargs="+", default=[1, 32], help="lengths in tokens")
     parser.add_argument(
         "--concurrency", type=int, nargs="+", default=[1], help="requests at a time; the first is alone"
     )
-    parser.add_argument("--repeats", type=int, default=10, help="requests of each client for each shape")
+    parser.add_argument("--repeats", type=int, default=5, help="requests for each shape, at least one of each client")
     parser.add_argument("--stream", action="store_true", help="take the answers as they come")
     parser.add_argument("--png", help="file to draw the splits to")
     args = parser.parse_args(argv)
@@ -199,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for concurrency in args.concurrency:
                 clients = [Client(args.base_url, args.api_key) for _ in range(concurrency)]
                 measure(clients[:1], prompt, output, args.stream, 1)  # the first one warms up
-                split = Split.of(concurrency, output, measure(clients, prompt, output, args.stream, args.repeats))
+                each = -(-args.repeats // concurrency)
+                split = Split.of(concurrency, output, measure(clients, prompt, output, args.stream, each))
                 print(*split.lines(alone), sep="\n", end="\n\n")
                 splits.append(split)
                 alone = alone or split

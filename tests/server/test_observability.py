@@ -33,7 +33,7 @@ def observations(server: Server) -> dict[str, int]:
 def test_every_stretch_is_measured(server: Server, stream: bool) -> None:
     client = Client(f"http://127.0.0.1:{server.port}", None)
     before = observations(server)
-    check(client.ask(20, 2, stream))
+    check(*measure([client], 20, 2, stream, 1))
     assert {name: count - before[name] for name, count in observations(server).items()} == dict.fromkeys(before, 1)
 
 
@@ -80,7 +80,7 @@ def test_stretches_add_up_and_each_request_is_observed_once(small_model: str, ra
         print(f"{ranks} ranks: {adding_up} of {len(samples)} add up")
         before = observations(server)
         for number in range(100):
-            Client(f"http://127.0.0.1:{server.port}", None).ask(5, 2, number % 2 == 0)
+            measure([Client(f"http://127.0.0.1:{server.port}", None)], 5, 2, number % 2 == 0, 1)
             after = observations(server)
             assert {name: count - before[name] for name, count in after.items()} == dict.fromkeys(after, 1)
             before = after
