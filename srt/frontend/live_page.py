@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import deque
 from functools import cached_property
@@ -35,7 +36,7 @@ class LivePage:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._processes = _Processes()
-        self._gpus = _Gpus() if services.config.device == "cuda" else None
+        self._gpus = _Gpus(services.config.ranks_per_host) if services.config.device == "cuda" else None
         self._trees: list[deque[TreeReply]] = [deque(maxlen=REMEMBERED) for _ in services.boards]
         self._asking = asyncio.Lock()
         self._data: dict[str, Any] = {}
@@ -110,6 +111,10 @@ class LivePage:
             },
             "hit_rate": rates.cache_hit_rate,
             "generated": rates.total,
+            "host": {
+                "used": load.host_used, "total": load.host_total, "saved": load.saved, "restored": load.restored
+            },
+            "drafts": {"checked": load.drafted, "accepted": load.accepted},
             "retractions": load.retractions,
             "evicted": load.evicted,
             "ranks": [{"step": record.step, "phase": record.phase.name.lower()} for record in records],
@@ -163,9 +168,11 @@ class _Processes:
 
 
 class _Gpus:
-    """This host's, as NVIDIA's driver tells of them; none where its Python package is not there."""
+    """Those of this host's ranks, as NVIDIA's driver tells of them; none where its Python package is not there."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        self.names = [name.strip() for name in visible.split(",")][:count]  # numbers, or UUIDs
         try:
             import pynvml
 
@@ -178,11 +185,12 @@ class _Gpus:
     def usage(self) -> list[dict[str, Any]]:
         """Use in percent of the time, memory in bytes."""
         nvml, told = self._nvml, []
-        for index in range(nvml.nvmlDeviceGetCount() if nvml else 0):
+        for name in self.names if nvml else ():
             try:
-                device = nvml.nvmlDeviceGetHandleByIndex(index)
+                by_number = nvml.nvmlDeviceGetHandleByIndex
+                device = by_number(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
                 use, memory = nvml.nvmlDeviceGetUtilizationRates(device), nvml.nvmlDeviceGetMemoryInfo(device)
             except nvml.NVMLError:  # it tells this to its owner alone
                 continue
-            told.append({"index": index, "use": use.gpu, "memory": memory.used, "total": memory.total})
+            told.append({"name": name, "use": use.gpu, "memory": memory.used, "total": memory.total})
         return told

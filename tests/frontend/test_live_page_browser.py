@@ -37,7 +37,7 @@ def test_it_shows_what_goes_on(server, browser, tmp_path, width, scheme):
     page.click("#door button")
     page.wait_for_function("document.getElementById('nodes').textContent === '2 nodes'")
     assert "of 1000 tokens" in page.text_content("#pools")
-    assert page.locator("#processes tr").count() > 1
+    assert page.locator("#house .room").count() >= 1
 
     page.click("#tree", position={"x": 2, "y": 100})
     page.wait_for_function("document.getElementById('node').textContent.includes(': abc')")
@@ -53,6 +53,15 @@ def test_it_shows_what_goes_on(server, browser, tmp_path, width, scheme):
     assert "<|im_start|>" not in turns[1]
     assert "user\nHello there" in turns[1]
     assert "decode" in turns[1]
+    page.wait_for_function("[...requests.values()].some((request) => request.ended)")
+    x = page.evaluate(
+        """() => {
+            const {received, ended} = [...requests.values()].find((request) => request.ended);
+            return document.getElementById("timelines").clientWidth * (1 - (clock() - (received + ended) / 2) / WINDOW);
+        }"""
+    )
+    page.click("#timelines", position={"x": x, "y": 5})
+    assert "generated; waited" in page.text_content("#request")
     page.wait_for_function("parseFloat(document.getElementById('rate').textContent) >= 0")
 
     page.fill("#schema", "{")
