@@ -23,6 +23,7 @@ class HostTier:
         self.allocator = TokenToKVPoolAllocator(num_pages, page_size)
         self.order = EvictionOrder()
         self.cached_tokens = 0
+        self.saved_total = self.restored_total = 0  # tokens that came here, and that went back, since the start
         self._saves: list[tuple[np.ndarray, np.ndarray]] = []
         self._loads: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -38,11 +39,13 @@ class HostTier:
         node.slots = slots
         node.on_host = True
         self.cached_tokens += len(slots)
+        self.saved_total += len(slots)
         self.order.add(node)
 
     def load(self, node: Node, slots: np.ndarray) -> None:
         """A locked node moves to `slots` of the pool."""
         self._loads.append((node.slots, slots))
+        self.restored_total += len(slots)
         self._leaves(node, slots)
 
     def replace(self, node: Node, slots: np.ndarray) -> None:
