@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import errno
 import importlib.util
 import logging
 import os
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from srt.config import LEAST_BLOCK, ConfigError, ServerConfig, parse_args, split_address
 from srt.hardware import cuda_device_count, multiplies_bfloat16
-from srt.limits import Limits
+from srt.listeners import listen, own_listener
 from srt.model_config import ModelConfig, ModelError
 from srt.model_files import ModelFiles, locate
 from srt.nodes import Nodes
@@ -34,6 +33,7 @@ from srt.process import (
     LAST_WORDS_SECONDS,
     STOP_SECONDS,
     Child,
+    HttpShare,
     StartError,
     first_death,
     first_of,
@@ -52,10 +52,13 @@ if TYPE_CHECKING:
 
 SCHEDULER_DOOR = "srt.scheduler.process:main"
 DETOKENIZER_DOOR = "detokenizer.process:main"
+HTTP_WORKER_DOOR = "srt.frontend.http_worker:main"
 BOARD_RELAY_DOOR = "srt.board_relay:main"
 
 DRAIN_SECONDS = 30.0
 """How long requests that run may go on after SIGTERM or Ctrl-C."""
+WORKER_STOP_SECONDS = 4.5
+"""How long an HTTP worker may take for what it is writing, and for its traces, before it is killed."""
 FAREWELL_SECONDS = 1.0
 """How long clients may take to read that a process has died."""
 
@@ -74,13 +77,13 @@ def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR
     raise_descriptor_limit()
     try:
         tls_context(config)  # refused before the model is loaded
-        listener = listen(config.host, config.port) if config.node_rank == 0 else None
+        listeners = listen(config.host, config.port, config.http_workers) if config.node_rank == 0 else []
         config, files = prepare(config)
         import uvloop
 
-        if listener is None:
+        if not listeners:
             return uvloop.run(serve_ranks(config, files, scheduler_door))
-        return uvloop.run(serve(config, files, CommandLine(config, listener), scheduler_door))
+        return uvloop.run(serve(config, files, CommandLine(config, listeners), scheduler_door))
     except (ConfigError, ModelError, StartError) as error:
         return _refuse(error)
 
@@ -95,28 +98,6 @@ def raise_descriptor_limit() -> None:
     """Every connection takes a descriptor; most systems give 1024 to those who do not ask for more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Takes the address before anything slow happens. Connections wait in the backlog until the model is there."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host} is not an address of this machine: {error.strerror}") from None
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(4096)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} in use on {host}; choose another with --port") from None
-        if error.errno == errno.EACCES:
-            raise ConfigError(f"--port {port} may not be used by this user; try one above 1023") from None
-        raise ConfigError(f"--host {host} is not an address of this machine: {error.strerror}") from None
-    listener.setblocking(False)
-    return listener
 
 
 def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> ServerConfig:
@@ -190,7 +171,7 @@ def _check_tp_size(config: ServerConfig, model: ModelConfig) -> None:
 class Owner(Protocol):
     """For whom the house runs: the command line, or the program that this process belongs to."""
 
-    listener: socket.socket | None  # of HTTP
+    listeners: list[socket.socket]  # of HTTP
 
     def on_stop(self, stop: Callable[[], None]) -> None:
         """`stop` is to be called, in the event loop, when the house should end."""
@@ -202,20 +183,20 @@ class Owner(Protocol):
 class CommandLine:
     """Requests come over HTTP, and signals end the house."""
 
-    def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
-        self.listener = listener
+    def __init__(self, config: ServerConfig, listeners: list[socket.socket]) -> None:
+        self.listeners = listeners
         host = f"[{config.host}]" if ":" in config.host else config.host
-        self._address = f"{'http' if config.ssl_certfile is None else 'https'}://{host}"
+        port = listeners[0].getsockname()[1]
+        self._url = f"{'http' if config.ssl_certfile is None else 'https'}://{host}:{port}"
 
     def on_stop(self, stop: Callable[[], None]) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, stop)
 
     def ready(self, frontend: Frontend) -> str:
-        url = f"{self._address}:{self.listener.getsockname()[1]}"
-        log.info("ready: %s", url)
+        log.info("ready: %s", self._url)
         on_dump(frontend.summary)
-        return url
+        return self._url
 
 
 async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler_door: str = SCHEDULER_DOOR) -> int:
@@ -238,12 +219,15 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
         stop.set()
 
     owner.on_stop(on_signal)
+    if not owner.listeners:
+        config = dataclasses.replace(config, http_workers=1)
     folder = tempfile.mkdtemp(prefix="lockstep-")
     engines = [Replica.create(config, Endpoints(folder, dp_rank)) for dp_rank in range(config.dp_size)]
     endpoints = engines[0].endpoints  # what all engines have in common
     log.info("configuration: %s", config.summary())
     nodes = Nodes(config.nnodes, on_leave=on_signal)
     children: list[Child] = []
+    workers: list[Child] = []  # of them those that speak HTTP, if it is not this process
     patience, reason = STOP_SECONDS, ""
     try:
         meeting = await _await_nodes(config, nodes, endpoints, files, children) if config.nnodes > 1 else None
@@ -264,20 +248,32 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
         frontend = await app.serve(
             config,
             files,
-            Limits(config.context_length, min(pools), config.page_size),
             [engine.endpoints for engine in engines],
             [engine.board for engine in engines],
             infos,
             make_balancer(config.load_balance_method, pools, config.page_size, not config.disable_radix_cache),
-            owner.listener,
+            own_listener(owner.listeners, endpoints),
         )
+        if len(owner.listeners) > 1:
+            for number, listener in enumerate(owner.listeners, 1):
+                share = HttpShare(number, listener.fileno(), files.name, infos)
+                spec = child_spec(f"http worker {number}", 0, config, endpoints, files, http=share)
+                workers.append(await Child.start(HTTP_WORKER_DOOR, spec))
+                children.append(workers[-1])
+                listener.close()  # or who connects once the worker has ended would wait for ever
+            answers = await unless(stop, _group_ready(workers, nodes))
+            if answers is None:
+                return 0
+            if isinstance(answers, str):
+                raise StartError(await _explain(answers, children, engines, nodes))
+            frontend.admit([endpoints.frontend_of(number) for number in range(1, config.frontends)])
         nodes.serving(owner.ready(frontend))
 
         def any_fault() -> Awaitable[str]:
             return first_of(
                 first_death(children),
                 nodes.fault(),
-                stopped(detokenizer.title, detokenizer.pid),
+                *(stopped(child.title, child.pid) for child in (detokenizer, *workers)),
                 *(engine.fault(config) for engine in engines),
             )
 
@@ -302,6 +298,7 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
         reason = str(error)
         raise
     finally:
+        await asyncio.gather(*(worker.stop(WORKER_STOP_SECONDS) for worker in workers))
         if frontend is not None:
             await frontend.stop()
         await asyncio.gather(*(child.stop(patience) for child in children), nodes.end(reason))

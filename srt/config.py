@@ -93,6 +93,9 @@ class ServerConfig:
     served_model_name: str | None = flag(None, "the name clients use; the model path's last part if unset")
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(30000, "port to listen on")
+    http_workers: int = flag(
+        1, "processes that speak HTTP and tokenise; with more than one the main process only directs them"
+    )
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     dtype: str = flag(
         "auto", "of weights and K/V; auto is bfloat16 for such checkpoints and CPUs, else float16", choices=DTYPES
@@ -175,6 +178,7 @@ class ServerConfig:
             ("nnodes", 1),
             ("node_rank", 0),
             ("dp_size", 1),
+            ("http_workers", 1),
             ("max_body_size", 1),
         ):
             value = getattr(self, name)
@@ -214,6 +218,11 @@ class ServerConfig:
                 f"--nnodes {self.nnodes} needs --dist-init-addr HOST:PORT: an address of node 0 that the other nodes "
                 "reach, and a free port there"
             )
+        if self.http_workers > 1 and self.dp_size > 1 and self.load_balance_method != "round_robin":
+            raise ConfigError(
+                f"--http-workers {self.http_workers} cannot share requests out by what is cached, which each worker "
+                "would know in part; take --load-balance-method round_robin, or one worker"
+            )
         if self.kv_events is not None:
             _check_kv_events(self.kv_events, self.page_size, self.dp_size)
 
@@ -231,6 +240,11 @@ class ServerConfig:
         except msgspec.DecodeError as error:
             raise ConfigError(f"--kv-events-config takes a JSON object like {{}}: {error}") from None
         return config if config.is_on else None
+
+    @property
+    def frontends(self) -> int:
+        """Processes that take requests: the main process, which may be the only one, and the HTTP workers."""
+        return 1 if self.http_workers == 1 else 1 + self.http_workers
 
     @property
     def api_keys(self) -> list[str]:
@@ -277,7 +291,7 @@ class ServerConfig:
 
 SECRETS = ("api_key", "admin_api_key")
 """What nobody else may see."""
-_OF_ONE_NODE = (*SECRETS, "host", "port", "node_rank", "ssl_certfile", "ssl_keyfile")
+_OF_ONE_NODE = (*SECRETS, "host", "port", "http_workers", "node_rank", "ssl_certfile", "ssl_keyfile")
 """What only its own node reads."""
 _SHOWN = 80
 _ANY_ADDRESS = ("0.0.0.0", "::")

@@ -185,7 +185,7 @@ class Engine:
 class _Owner:
     """The house's, as `launch.Owner` has it."""
 
-    listener = None
+    listeners: list[Any] = []  # noqa: RUF012 - there is none
 
     def __init__(self) -> None:
         self.opened: Future[Frontend] = Future()

@@ -1,8 +1,9 @@
 """Shared by every process: the messages that cross between them, and nothing else.
 
 One union per arrow of the house: frontend -> leader (`InboxItem`), leader -> detokenizer (`TokenBatch`),
-detokenizer and leader -> frontend (`FrontendItem`). Everything is a msgspec Struct encoded as msgpack arrays; token
-ids travel as little-endian int32 bytes, because a list of Python ints costs fifty times as much to encode.
+detokenizer and leader -> frontend, and between the processes of the frontend (`FrontendItem`). Everything is a msgspec
+Struct encoded as msgpack arrays; token ids travel as little-endian int32 bytes, because a list of Python ints costs
+fifty times as much to encode.
 """
 
 from __future__ import annotations
@@ -253,4 +254,50 @@ class TreeReply(Message, tag=4):
 
 Reply = ControlReply | TreeReply
 
-FrontendItem = TextBatch | Reply
+# ---- main process -> HTTP workers, and back -------------------------------------------------------------------------
+
+
+class AbortNamed(Message, tag=5):
+    """All requests of this worker whose name begins so, or all."""
+
+    ticket: int
+    name: str | None
+    message: str
+
+
+class UseWeights(Message, tag=6):
+    """What answers say of the weights that the engines have now."""
+
+    ticket: int
+    path: str
+    version: str
+
+
+class ConfigureLogging(Message, tag=7):
+    """None leaves a value as it is."""
+
+    ticket: int
+    level: str | None = None
+    requests: bool | None = None
+    requests_level: int | None = None
+
+
+class ShowWorker(Message, tag=8):
+    ticket: int
+
+
+class EngineFailed(Message, tag=9):
+    reason: str
+
+
+class WorkerReply(Message, tag=10):
+    """To any item with a ticket; `counts` and `requests`, as JSON, are for who has asked to see them."""
+
+    ticket: int
+    counts: bytes = b""
+    requests: bytes = b""
+
+
+Order = AbortNamed | UseWeights | ConfigureLogging | ShowWorker | EngineFailed
+
+FrontendItem = TextBatch | Reply | Order | WorkerReply

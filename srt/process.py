@@ -61,6 +61,16 @@ it once before, when it has met the others, with their `Meeting`."""
 
 
 @dataclass(frozen=True)
+class HttpShare:
+    """What an HTTP worker is told beside."""
+
+    number: int  # from 1
+    listener: int  # descriptor of its socket, on which it listens already
+    model_name: str
+    infos: list[dict[str, Any]]  # what each engine's rank 0 said when it was ready
+
+
+@dataclass(frozen=True)
 class ChildSpec:
     """All that a child is told. JSON on the way."""
 
@@ -74,6 +84,7 @@ class ChildSpec:
     gguf_path: str | None  # where GGUF weights are
     rank: int = 0
     meeting: Meeting | None = None  # known at the start on node 0 of several
+    http: HttpShare | None = None
 
     @property
     def local_rank(self) -> int:
@@ -107,9 +118,10 @@ class Child:
     async def start(cls, door: str, spec: ChildSpec) -> Child:
         """Must run in a thread that outlives the child: for the kernel its parent dies with the thread that forked."""
         read_fd, write_fd = os.pipe()
+        inherited = (write_fd,) if spec.http is None else (write_fd, spec.http.listener)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "srt.process", door, str(write_fd), str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE, pass_fds=(write_fd,),
+            stdin=asyncio.subprocess.PIPE, pass_fds=inherited,
         )  # fmt: skip
         os.close(write_fd)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

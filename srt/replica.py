@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from srt.board import Board
 from srt.config import ServerConfig
 from srt.model_files import ModelFiles
-from srt.process import Child, ChildSpec
+from srt.process import Child, ChildSpec, HttpShare
 from srt.transport import Endpoints, Meeting
 from srt.watchdog import Watchdog, difference, first_failure, read_all, table
 
@@ -70,6 +70,7 @@ def child_spec(
     endpoints: Endpoints,
     files: ModelFiles,
     meeting: Meeting | None = None,
+    http: HttpShare | None = None,
 ) -> ChildSpec:
     return ChildSpec(
         title=title,
@@ -82,4 +83,5 @@ def child_spec(
         weights=files.weights,
         gguf_path=None if files.gguf_path is None else str(files.gguf_path),
         meeting=meeting,
+        http=http,
     )

@@ -34,7 +34,22 @@ class Endpoints:
 
     @property
     def frontend(self) -> str:
-        return f"ipc://{self.folder}/frontend"
+        """The main process's."""
+        return self.frontend_of(0)
+
+    def frontend_of(self, process: int) -> str:
+        """Of an HTTP worker, which are numbered from 1, or the main process."""
+        return f"ipc://{self.folder}/frontend-{process}"
+
+    @property
+    def house(self) -> str:
+        """Path of the main process's own HTTP socket, to which workers hand on what only it can answer."""
+        return f"{self.folder}/house"
+
+    @property
+    def tally(self) -> str:
+        """Path of the folder in which the processes that speak HTTP count their requests."""
+        return f"{self.folder}/tally"
 
     @property
     def board(self) -> str:

@@ -36,19 +36,20 @@ class Assigned:
 
 
 def make_balancer(
-    method: str, pool_tokens: Sequence[int], page_size: int, cache_enabled: bool = True
+    method: str, pool_tokens: Sequence[int], page_size: int, cache_enabled: bool = True, first: int = 0
 ) -> RoundRobin | CacheAware:
-    """For as many engines as there are pools."""
+    """For as many engines as there are pools. Of several processes that take turns each has a `first` of its own."""
     if method == "round_robin" or len(pool_tokens) == 1:
-        return RoundRobin(len(pool_tokens))
+        return RoundRobin(len(pool_tokens), first)
     return CacheAware(pool_tokens, page_size, cache_enabled)
 
 
 class RoundRobin:
     """One engine after the other."""
 
-    def __init__(self, num_engines: int) -> None:
-        self._turns = itertools.cycle([Turn(engine) for engine in range(num_engines)])
+    def __init__(self, num_engines: int, first: int = 0) -> None:
+        turns = [Turn((first + engine) % num_engines) for engine in range(num_engines)]
+        self._turns = itertools.cycle(turns)
 
     def assign(self, namespace: bytes, ids: bytes) -> Turn:
         return next(self._turns)

@@ -40,6 +40,7 @@ class Administration:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._manager = services.manager
+        self._house = services.house
         self._alone = asyncio.Lock()
 
     async def flush_cache(self, request: web.Request) -> web.Response:
@@ -61,14 +62,19 @@ class Administration:
         if not body.rid and not body.abort_all:
             raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")
         message = (body.abort_message or "The request was aborted.")[:500]
-        self._manager.abort(None if body.abort_all else body.rid, message)
+        await self._house.abort(None if body.abort_all else body.rid, message)
         return web.Response()
 
     async def pause(self, request: web.Request) -> web.Response:
         body: PauseBody = await self._body(request, PauseBody)
         mode = body.mode or "abort"
-        _check(await self._whole(self._manager.pause(abort=mode == "abort", retract=mode == "retract")))
+        _check(await self._whole(self._pause(mode)))
         return json_response({"status": "ok", "message": f"Generation is paused ({mode})."})
+
+    async def _pause(self, mode: str) -> ControlReply:
+        if mode == "abort":
+            await self._house.abort(None, "Generation was paused.")
+        return await self._manager.pause(retract=mode == "retract")
 
     async def resume(self, request: web.Request) -> web.Response:
         _check(await self._whole(self._manager.resume()))
@@ -104,17 +110,12 @@ class Administration:
     async def configure_logging(self, request: web.Request) -> web.Response:
         body: LoggingBody = await self._body(request, LoggingBody)
         check_supported(body)
-        level, requests = body.log_requests_level, self._manager.request_log
-        if level is not None:
-            if not 0 <= level <= MOST_LEVEL:
-                raise RequestError(
-                    f"`log_requests_level` must be between 0 and {MOST_LEVEL}.", param="log_requests_level"
-                )
-            requests.level = level
-        if body.log_requests is not None:
-            requests.enabled = body.log_requests
-        if body.log_level is not None:
-            logging.getLogger().setLevel(body.log_level.upper())
+        level = body.log_requests_level
+        if level is not None and not 0 <= level <= MOST_LEVEL:
+            raise RequestError(f"`log_requests_level` must be between 0 and {MOST_LEVEL}.", param="log_requests_level")
+        changes = body.log_level, body.log_requests, level
+        self._manager.request_log.configure(*changes)
+        await self._house.configure_logging(*changes)
         return web.Response()
 
     async def update_weights(self, request: web.Request) -> web.Response:
@@ -128,12 +129,13 @@ class Administration:
     async def _update_weights(self, body: UpdateWeightsBody) -> web.Response:
         folder = await asyncio.to_thread(self._compatible_folder, body.model_path)
         if body.abort_all_requests:
-            self._manager.abort(None, "The weights were replaced.")
-        running = len(self._manager.live)
+            await self._house.abort(None, "The weights were replaced.")
+        running = self._manager.tally.total
         reply = await self._manager.update_weights(str(folder))
         if reply.ok:
             self._services.weights.version = body.weight_version or self._services.weights.version
             self._services.weights.path = body.model_path
+            await self._house.use_weights(body.model_path, self._services.weights.version)
         answer = {"success": reply.ok, "message": reply.message, "num_paused_requests": running}
         response = json_response(answer)
         response.set_status(200 if reply.ok else 400)

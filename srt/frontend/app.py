@@ -1,8 +1,9 @@
-"""L1, main process: the HTTP server. Owns the routes, the door (who may come in) and the form of every error."""
+"""L1, every process that speaks HTTP: its server. Owns the door (who may come in) and the form of every error."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
@@ -21,7 +22,9 @@ from srt.frontend.access import Access
 from srt.frontend.balancer import Balancer
 from srt.frontend.constraints import Constraints
 from srt.frontend.errors import RequestError
+from srt.frontend.forwarding import FORWARDED, Forwarder
 from srt.frontend.grammar_check import GrammarCheck
+from srt.frontend.house import House
 from srt.frontend.http_server import HttpServer
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
@@ -32,6 +35,7 @@ from srt.frontend.routes import Handler, routes
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from srt.frontend.services import Services, Weights, new_id, too_big
 from srt.frontend.step_log import StepLog
+from srt.frontend.tally import Tally
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
 from srt.limits import Limits
@@ -45,6 +49,7 @@ from srt.transport import Endpoints
 log = logging.getLogger(__name__)
 
 ANTHROPIC_PATH = "/v1/messages"
+DRAIN_LOOK_SECONDS = 0.02
 TRACES_PATIENCE = 2.0  # seconds for traces on their way when the server stops
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -53,8 +58,11 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class Frontend:
     """A running HTTP server. Made by `serve`."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, process: int = 0) -> None:
+        """The main process's is 0; an HTTP worker's has a number."""
         self._services = services
+        self._name = f"http worker {process}" if process else "main"
+        self._forwarder = Forwarder(services) if process else None
         self._manager = services.manager
         self._http: HttpServer | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -67,26 +75,33 @@ class Frontend:
         """Without a socket there is no HTTP: requests come from this process."""
         self._manager.start()
         if sock is not None:
-            self._http = HttpServer(application(self._services), self._services.metrics)
-            await self._http.start(sock, tls_context(self._services.config))
+            is_private = sock.family == socket.AF_UNIX
+            self._http = HttpServer(application(self._services, self._forwarder), self._services.metrics)
+            await self._http.start(sock, None if is_private else tls_context(self._services.config))
         self._ticker = asyncio.create_task(self._tick())
 
     def drain(self) -> None:
         """From now on new requests get 503; running ones go on."""
-        self._manager.draining = True
+        self._manager.tally.close()
 
     async def drained(self, timeout_s: float) -> bool:
         """Waits until no request is on its way; False if some still are after `timeout_s`."""
-        try:
-            await asyncio.wait_for(self._manager.idle(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
+        end = time.monotonic() + timeout_s
+        while self._manager.tally.total:
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
         return True
 
     def fail(self, reason: str) -> None:
         """The engine is gone: every open request ends with an error, /health is red. May be called again."""
         if self._manager.failure is None:
             self._manager.fail(reason)
+            self._services.house.fail(reason)
+
+    def admit(self, workers: Sequence[str]) -> None:
+        """HTTP workers, by their addresses, which are ready and get what concerns them from now on."""
+        self._services.house.admit([self._manager.sender(address) for address in workers])
 
     async def stop(self) -> None:
         """Closes the port and the pipes; requests still open are cut off."""
@@ -94,43 +109,49 @@ class Frontend:
             self._ticker.cancel()
         if self._http is not None:
             await self._http.stop()
+        if self._forwarder is not None:
+            await self._forwarder.close()
         self._manager.close()
         self._services.words.close()
         self._services.constraints.close()
         await asyncio.to_thread(self._services.traces.close, TRACES_PATIENCE)
 
     def summary(self) -> str:
-        return f"main: {len(self._manager.live)} requests on their way"
+        return f"{self._name}: {len(self._manager.live)} requests on their way"
 
     async def _tick(self) -> None:
         step_log = StepLog(self._services.boards, self._services.metrics)
         while True:
             now = time.monotonic()
             self._services.metrics.sample(now)
-            step_log.tick(now)
+            if self._forwarder is None:  # the main process's log is about all
+                with contextlib.suppress(RequestError):
+                    await self._services.house.count()
+                step_log.tick(now)
             await asyncio.sleep(1.0)
 
 
 async def serve(
     config: ServerConfig,
     files: ModelFiles,
-    limits: Limits,
     endpoints: Sequence[Endpoints],
     boards: Sequence[Board],
     infos: Sequence[dict[str, Any]],
     balancer: Balancer,
     sock: socket.socket | None,
+    process: int = 0,
 ) -> Frontend:
     """Starts serving on `sock`, which is bound, or this process alone.
 
     `infos` is what each engine's rank 0 said when it was ready.
     """
+    limits = Limits(config.context_length, min(info["pool_tokens"] for info in infos), config.page_size)
     tokenizer, template = await asyncio.to_thread(_load_words, config, files)
     defaults = _sampling_defaults(config, files)
     name = config.served_model_name or files.name
     arguments = (config, files.model_config, name, tokenizer, template, limits, endpoints, boards, infos, balancer)
-    services = await asyncio.to_thread(make_services, *arguments, files.tokenizer_folder, defaults)
-    frontend = Frontend(services)
+    services = await asyncio.to_thread(make_services, *arguments, files.tokenizer_folder, defaults, process)
+    frontend = Frontend(services, process)
     await frontend.start(sock)
     return frontend
 
@@ -148,9 +169,12 @@ def make_services(
     balancer: Balancer,
     tokenizer_folder: Path | None = None,
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
+    process: int = 0,
 ) -> Services:
+    tally = Tally() if config.frontends == 1 else Tally(endpoints[0].tally, process, config.frontends)
     traces = RequestTraces(config.otlp_traces_endpoint)
     metrics = Metrics(config.metrics_families, model_name, len(boards), limits.page_size)
+    manager = TokenizerManager(config, limits, endpoints, metrics, balancer, traces, tally, process)
     return Services(
         config=config,
         model=model,
@@ -158,7 +182,7 @@ def make_services(
         limits=limits,
         boards=boards,
         infos=infos,
-        manager=TokenizerManager(config, limits, endpoints, metrics, balancer, traces),
+        manager=manager,
         words=Words(tokenizer, template, model.vocab_size, model.eos_token_ids),
         constraints=Constraints(GrammarCheck(tokenizer.vocabulary(model.eos_token_ids), tokenizer_folder)),
         formats=formats.choose(config, template),
@@ -167,6 +191,7 @@ def make_services(
         weights=Weights(config.model_path or model_name),
         sampling_defaults=sampling_defaults,
         traces=traces,
+        house=House(manager, metrics),
     )
 
 
@@ -190,7 +215,8 @@ def _sampling_defaults(config: ServerConfig, files: ModelFiles) -> SamplingDefau
     return defaults
 
 
-def application(services: Services) -> web.Application:
+def application(services: Services, forwarder: Forwarder | None = None) -> web.Application:
+    """With a forwarder it answers for the main process."""
     table = Description(routes(services)).routes
     access = Access(
         services.config, [route.path for route in table if route.open], [route.path for route in table if route.admin]
@@ -204,7 +230,8 @@ def application(services: Services) -> web.Application:
     app.on_response_prepare.append(mark)
     for route in table:
         for method in route.methods.split():
-            app.router.add_route(method, route.path, route.handler)
+            handler = forwarder.forward if forwarder is not None and route.house else route.handler
+            app.router.add_route(method, route.path, handler)
     return app
 
 
@@ -232,7 +259,7 @@ def _door(services: Services, access: Access) -> Callable[[web.Request, Handler]
             response = _error_response(
                 request, RequestError("The server made a mistake; its log says which.", status=500)
             )
-        if response.status >= 400:
+        if response.status >= 400 and FORWARDED not in request:
             services.metrics.refused(response.status)
         return response
 

@@ -25,6 +25,7 @@ class Prompt:
     priority: int = 0
     batch: str | None = None  # what the client called all its prompts together, if this is one of several
     grammar: Grammar | None = None  # of each output
+    is_named: bool = False  # by the client, who may have sent another one of this name
 
     @property
     def num_tokens(self) -> int:

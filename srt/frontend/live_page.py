@@ -22,6 +22,7 @@ from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation
 from srt.frontend.metrics import Load
 from srt.frontend.services import Services, json_response
+from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.messages import TreeReply, unpack_ids
 
 PAGE = Path(__file__).with_name("live_page.html")
@@ -56,7 +57,8 @@ class LivePage:
         async with self._asking:
             if time.monotonic() >= self._until:
                 trees = map(self._ask_for_tree, range(len(self._trees)))
-                usage, *_ = await asyncio.gather(asyncio.to_thread(self._usage), *trees)
+                house = self._services.house
+                usage, *_ = await asyncio.gather(asyncio.to_thread(self._usage), house.count(), *trees)
                 self._data = self._gather() | usage
                 self._until = time.monotonic() + PERIOD
         return json_response(self._data)
@@ -95,7 +97,7 @@ class LivePage:
             "status": "failed" if services.manager.failure else "ready" if services.manager.is_open else "stopping",
             "engines": [self._engine(engine) for engine in range(len(services.boards))],
             "itl": services.metrics.inter_token,
-            "requests": list(map(_request, islice(services.manager.live, MOST_REQUESTS))),
+            "requests": [*live_requests(services.manager), *services.house.requests][:MOST_REQUESTS],
         }
 
     def _engine(self, engine: int) -> dict[str, Any]:
@@ -120,6 +122,11 @@ class LivePage:
             "ranks": [{"step": record.step, "phase": record.phase.name.lower()} for record in records],
             "tree": {"ticket": trees[-1].ticket, "nodes": [node[:4] for node in trees[-1].nodes]} if trees else None,
         }  # fmt: skip
+
+
+def live_requests(manager: TokenizerManager) -> list[list[Any]]:
+    """Those of this process that are on their way, the oldest first."""
+    return list(map(_request, islice(manager.live, MOST_REQUESTS)))
 
 
 def _request(generation: Generation) -> list[Any]:

@@ -43,7 +43,7 @@ class Management:
     async def ready(self, request: web.Request) -> web.Response:
         """Alive, and one more request would be taken."""
         self._check_alive()
-        self._services.manager.check_queue(1)
+        self._services.manager.check_queue()
         return web.Response()
 
     async def health_generate(self, request: web.Request) -> web.Response:
@@ -97,6 +97,7 @@ class Management:
         flags = dataclasses.asdict(services.config)
         for name in SECRETS:
             del flags[name]
+        await services.house.count()
         engines = self._records()
         gauges = [records[0].gauges for records in engines]
         limits = services.limits
@@ -144,6 +145,7 @@ class Management:
 
     async def loads(self, request: web.Request) -> web.Response:
         services = self._services
+        await services.house.count()
         now = time.time()
         return json_response(
             {
@@ -191,6 +193,7 @@ class Management:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
+        await self._services.house.count()
         page = self._services.metrics.page(self._services.boards)
         return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 

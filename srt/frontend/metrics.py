@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import numpy as np
 
 from srt.board import Board
@@ -20,6 +21,15 @@ from srt.observe.timeline import MARKS, NAMES, Timeline
 
 RATE_WINDOW = 10.0  # seconds over which generated tokens per second are taken
 HIT_WINDOW = 128  # requests over which the cache hit rate is taken
+
+
+class Counts(msgspec.Struct):
+    """All that one process has counted, as another can add it to its own."""
+
+    counters: dict[str, int]
+    by_label: dict[str, dict[str, int]]
+    histograms: list[tuple[list[int], float]]  # as `Metrics` orders them: how many by bucket, and their sum
+    engines: list[tuple[int, float, int, int]]  # tokens generated, per second, and of late cached ones of so many
 
 
 class Histogram:
@@ -42,6 +52,20 @@ class Histogram:
         self._counts = [have + more for have, more in zip(self._counts, counts.tolist(), strict=True)]
         self._sum += float(values.sum())
 
+    @property
+    def counts(self) -> tuple[list[int], float]:
+        """How many by bucket, and their sum."""
+        return self._counts, self._sum
+
+    def plus(self, others: Sequence[tuple[list[int], float]]) -> Histogram:
+        """With what other processes have seen."""
+        if not others:
+            return self
+        both = Histogram(self._bounds)
+        both._counts = [sum(column) for column in zip(self._counts, *(counts for counts, _ in others), strict=True)]
+        both._sum = self._sum + sum(one for _, one in others)
+        return both
+
     def lines(self, name: str, labels: str) -> Iterator[str]:
         total = 0
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
@@ -52,10 +76,11 @@ class Histogram:
 
 
 class Rates:
-    """Of one engine, over its last requests and seconds."""
+    """Of one engine, over its last requests and seconds; with those of other processes, once these are known."""
 
     def __init__(self) -> None:
-        self.total = 0  # tokens generated
+        self._generated = 0
+        self._others: Sequence[tuple[int, float, int, int]] = ()  # as in `Counts`
         self._hits: deque[tuple[int, int]] = deque(maxlen=HIT_WINDOW)
         self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
@@ -63,25 +88,43 @@ class Rates:
         self._hits.append((cached_tokens, prompt_tokens))
 
     def generated(self, tokens: int) -> None:
-        self.total += tokens
+        self._generated += tokens
+
+    def add(self, others: Sequence[tuple[int, float, int, int]]) -> None:
+        self._others = others
+
+    @property
+    def own(self) -> tuple[int, float, int, int]:
+        """Of this process, as in `Counts`."""
+        hits = [sum(numbers) for numbers in zip(*self._hits, strict=True)] or [0, 0]
+        return self._generated, self._own_throughput, *hits
+
+    @property
+    def total(self) -> int:
+        """Tokens generated."""
+        return self._generated + sum(other[0] for other in self._others)
 
     def sample(self, now: float) -> None:
-        self._samples.append((now, self.total))
+        self._samples.append((now, self._generated))
         while now - self._samples[0][0] > RATE_WINDOW:
             self._samples.popleft()
 
     @property
     def gen_throughput(self) -> float:
         """Tokens per second over the last RATE_WINDOW."""
+        return self._own_throughput + sum(other[1] for other in self._others)
+
+    @property
+    def _own_throughput(self) -> float:
         began, before = self._samples[0]
         seconds = time.monotonic() - began
-        return (self.total - before) / max(seconds, 1.0)
+        return (self._generated - before) / max(seconds, 1.0)
 
     @property
     def cache_hit_rate(self) -> float:
-        """Cached share of the prompt tokens of the last HIT_WINDOW requests."""
-        prompt = sum(tokens for _, tokens in self._hits)
-        return sum(cached for cached, _ in self._hits) / prompt if prompt else 0.0
+        """Cached share of the prompt tokens of the last HIT_WINDOW requests of each process."""
+        _, _, cached, prompt = map(sum, zip(self.own, *self._others, strict=True))
+        return cached / prompt if prompt else 0.0
 
 
 class Metrics:
@@ -112,6 +155,23 @@ class Metrics:
         self._itl = self._histograms["inter_token_latency_seconds"]
         self._send = self._histograms["response_send_seconds"]
         self.engines = [Rates() for _ in range(num_engines)]
+        self._others: Sequence[Counts] = ()
+
+    def counts(self) -> Counts:
+        """Of this process."""
+        self._observe_written()
+        histograms = [histogram.counts for histogram in self._all_histograms()]
+        return Counts(self._counters, self._by_label, histograms, [engine.own for engine in self.engines])
+
+    def add(self, others: Sequence[Counts]) -> None:
+        """What other processes have counted by now; it is part of all that is said until they are asked again."""
+        self._others = others
+        for at, engine in enumerate(self.engines):
+            engine.add([other.engines[at] for other in others])
+
+    def _all_histograms(self) -> Iterator[Histogram]:
+        yield from self._histograms.values()
+        yield from self._stretches.values()
 
     def prompt(self, generation: Generation) -> None:
         """All of it was computed or found in the cache."""
@@ -173,7 +233,13 @@ class Metrics:
     @property
     def inter_token(self) -> tuple[int, float]:
         """How many tokens came after another one, and how many seconds in all."""
-        return self._itl.totals
+        return self._everybodys(self._itl).totals
+
+    def _everybodys(self, histogram: Histogram) -> Histogram:
+        if not self._others:
+            return histogram
+        at = next(at for at, one in enumerate(self._all_histograms()) if one is histogram)
+        return histogram.plus([other.histograms[at] for other in self._others])
 
     def aborted(self) -> None:
         self._counters["requests_aborted_total"] += 1
@@ -213,14 +279,17 @@ class Metrics:
                 yield f"{name}{{{self._engine(engine, family)}}} {values[metric.name]}"
         elif metric.label == "stretch":
             for stretch, histogram in self._stretches.items():
-                yield from histogram.lines(name, f'{labels},stretch="{stretch}"')
+                yield from self._everybodys(histogram).lines(name, f'{labels},stretch="{stretch}"')
         elif metric.kind == "histogram":
-            yield from self._histograms[metric.name].lines(name, labels)
+            yield from self._everybodys(self._histograms[metric.name]).lines(name, labels)
         elif metric.label:
-            for value, count in self._by_label[metric.name].items():
+            counted = sum((Counter(other.by_label[metric.name]) for other in self._others), Counter())
+            counted.update(self._by_label[metric.name])
+            for value, count in counted.items():
                 yield f'{name}{{{labels},{metric.label}="{value}"}} {count}'
         else:
-            yield f"{name}{{{labels}}} {self._counters[metric.name]}"
+            counted = sum(counters[metric.name] for counters in (self._counters, *(o.counters for o in self._others)))
+            yield f"{name}{{{labels}}} {counted}"
 
     def _engine(self, engine: int, family: str) -> str:
         if family == "vllm":

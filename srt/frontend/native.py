@@ -91,7 +91,9 @@ class Native:
             if key[0] not in grammars:
                 grammars[key[0]] = await self._services.constraints.grammar(form_of(samplings[i]))
             space = namespace(salts[i], extras[i], owner)
-            prompts.append(Prompt(names[i], ids[i], specs[key], space, priority, batch, grammars[key[0]]))
+            prompts.append(
+                Prompt(names[i], ids[i], specs[key], space, priority, batch, grammars[key[0]], bool(body.rid))
+            )
         return prompts, as_list or len(prompts) > 1 or prompts[0].spec.n > 1
 
     @staticmethod

@@ -25,6 +25,15 @@ class RequestLog:
         self.level = 1
         self._outputs: dict[int, bytearray] = {}
 
+    def configure(self, log_level: str | None, enabled: bool | None, level: int | None) -> None:
+        """`log_level` is that of the whole log; None leaves a value as it is."""
+        if level is not None:
+            self.level = level
+        if enabled is not None:
+            self.enabled = enabled
+        if log_level is not None:
+            logging.getLogger().setLevel(log_level.upper())
+
     def came(self, generation: Generation) -> None:
         if not self.enabled:
             return

@@ -52,6 +52,7 @@ class Route:
     text: bool = False  # its answer is text
     open: bool = False  # takes no key
     admin: bool = False  # takes the administrator's key, if there is one
+    house: bool = False  # its answer is about the whole server, and so the main process's
     query: tuple[tuple[str, str], ...] = ()  # names and descriptions
 
     @property
@@ -63,16 +64,21 @@ def routes(services: Services) -> list[Route]:
     chat, completions, models = Chat(services), Completions(services), Models(services)
     messages, responses = Messages(services, chat), Responses(services, chat)
     native, management, administration = Native(services), Management(services), Administration(services)
-    openai, anthropic, own, admin = {"tag": "OpenAI"}, {"tag": "Anthropic"}, {"tag": "native"}, {"admin": True}
-    page = LivePage(services)
+    openai, anthropic, own, admin = (
+        {"tag": "OpenAI"},
+        {"tag": "Anthropic"},
+        {"tag": "native"},
+        {"admin": True, "house": True},
+    )
+    page, stored = LivePage(services), {**openai, "house": True}
     timeout = (("timeout", "seconds to wait until nothing runs"),)
     return [
         Route("POST", "/v1/chat/completions", chat.create, "Chat completions", ChatRequest, streams=True, **openai),
         Route("POST", "/v1/completions", completions.create, "Completions", CompletionRequest, streams=True, **openai),
-        Route("POST", "/v1/responses", responses.create, "Responses", ResponsesRequest, streams=True, **openai),
-        Route("GET", "/v1/responses/{id}", responses.get, "A stored response", **openai),
-        Route("DELETE", "/v1/responses/{id}", responses.delete, "Forgets a stored response", **openai),
-        Route("POST", "/v1/responses/{id}/cancel", responses.cancel, "Ends a response in the background", **openai),
+        Route("POST", "/v1/responses", responses.create, "Responses", ResponsesRequest, streams=True, **stored),
+        Route("GET", "/v1/responses/{id}", responses.get, "A stored response", **stored),
+        Route("DELETE", "/v1/responses/{id}", responses.delete, "Forgets a stored response", **stored),
+        Route("POST", "/v1/responses/{id}/cancel", responses.cancel, "Ends a response in the background", **stored),
         Route("POST", "/v1/embeddings", models.embeddings, "Refused: the model generates", EmbeddingRequest, **openai),
         Route("GET", "/v1/models", models.list, "The model that is served", **openai),
         Route("GET", "/v1/models/{id:.+}", models.get, "The same, by its name", **openai),
@@ -88,16 +94,16 @@ def routes(services: Services) -> list[Route]:
             **own,
         ),
         Route("GET", "/", page.root, "A page to look at; to programs, that this is Lockstep", open=True, text=True),
-        Route("GET", "/page/data", page.data, "What the page shows"),
-        Route("GET", "/page/node", page.node, "The first words of a node on the page", query=NODE),
+        Route("GET", "/page/data", page.data, "What the page shows", house=True),
+        Route("GET", "/page/node", page.node, "The first words of a node on the page", query=NODE, house=True),
         Route("GET HEAD", "/health", management.health, "Whether every process lives", open=True, text=True),
         Route("GET", "/health_generate", management.health_generate, "Whether tokens come", open=True, text=True),
         Route("GET HEAD", "/ready", management.ready, "Whether one more request is taken", open=True, text=True),
         *_each(("/model_info", "/get_model_info"), "GET", management.model_info, "What the model is"),
-        *_each(("/server_info", "/get_server_info"), "GET", management.server_info, "Flags, memory, ranks"),
-        Route("GET", "/v1/loads", management.loads, "Load of each engine"),
+        *_each(("/server_info", "/get_server_info"), "GET", management.server_info, "Flags, memory, ranks", house=True),
+        Route("GET", "/v1/loads", management.loads, "Load of each engine", house=True),
         Route("GET", "/get_load", management.get_load, "The same, in a shorter form"),
-        Route("GET", "/metrics", management.metrics, "Prometheus metrics", open=True, text=True),
+        Route("GET", "/metrics", management.metrics, "Prometheus metrics", open=True, text=True, house=True),
         Route("GET", "/version", management.version, "The version"),
         Route(
             "GET POST", "/flush_cache", administration.flush_cache, "Forgets cached prefixes", text=True, query=timeout,

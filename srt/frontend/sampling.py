@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,14 +41,12 @@ def mix_seed(seed: int, index: int) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
-def seeds(random_seed: int | None) -> Iterator[int]:
-    """Seeds for requests that bring none: always the same ones if the server was given a seed."""
+def seeds(random_seed: int | None, counts: Iterable[int]) -> Iterator[int]:
+    """Seeds for requests that bring none: always the same ones if the server was given a seed, one for each count."""
     if random_seed is None:
         while True:
             yield random.getrandbits(63)
-    count = 0
-    while True:
-        count += 1
+    for count in counts:
         yield mix_seed(random_seed, count)
 
 

@@ -19,6 +19,7 @@ from srt.frontend.access import credential
 from srt.frontend.constraints import Constraints
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Generation, Prompt
+from srt.frontend.house import House
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
 from srt.frontend.parsing.formats import Formats
@@ -63,6 +64,7 @@ class Services:
     metrics: Metrics
     weights: Weights
     traces: RequestTraces
+    house: House
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     created: int = field(default_factory=lambda: int(time.time()))
 

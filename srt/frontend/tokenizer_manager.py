@@ -25,6 +25,7 @@ from srt.frontend.metrics import Metrics
 from srt.frontend.request_log import RequestLog
 from srt.frontend.request_traces import RequestTraces
 from srt.frontend.sampling import seeds
+from srt.frontend.tally import Tally
 from srt.limits import Limits
 from srt.messages import (
     AbortRequest,
@@ -34,6 +35,7 @@ from srt.messages import (
     FlushCache,
     FrontendItem,
     NewRequest,
+    Order,
     PauseGeneration,
     ShowTree,
     StartProfile,
@@ -66,11 +68,13 @@ class TokenizerManager:
         metrics: Metrics,
         balancer: Balancer,
         traces: RequestTraces,
+        tally: Tally,
+        process: int = 0,
     ) -> None:
-        """`endpoints` of each engine."""
+        """`endpoints` of each engine. Of several processes that speak HTTP this is number `process`."""
         self.limits = limits
         self.metrics = metrics
-        self.draining = False
+        self.tally = tally
         self.failure: str | None = None
         self.last_heard = 0.0  # when the detokenizer last sent anything, in monotonic seconds
         self.last_token = 0.0  # when a token last came
@@ -80,15 +84,16 @@ class TokenizerManager:
         self._endpoints = endpoints
         self._balancer = balancer
         self._traces = traces
-        self._seeds = seeds(config.random_seed)
-        self._rids = itertools.count(1)
+        numbers = config.frontends + process, config.frontends  # no other process has these
+        self._seeds = seeds(config.random_seed, itertools.count(*numbers))
+        self._rids = itertools.count(*numbers)
+        self._process = process
         self._tickets = itertools.count(1)
         self._live: dict[int, Generation] = {}
         self._names: dict[str, list[Generation]] = {}
         self.paused = False
         self._asked: dict[int, asyncio.Future[Any]] = {}  # by ticket
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.on_order: Callable[[Order], None] | None = None  # of the main process, which gives none to itself
         self._decoder = msgspec.msgpack.Decoder(FrontendItem)
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -98,18 +103,14 @@ class TokenizerManager:
         self._loop = asyncio.get_running_loop()
         self.last_heard = time.monotonic()
         self._context = zmq.Context()
-        self._socket = pull(self._endpoints[0].frontend, self._context)
-        self._leaders = [Sender(endpoints.leader, self._context) for endpoints in self._endpoints]
+        self._socket = pull(self._endpoints[0].frontend_of(self._process), self._context)
+        self._leaders = [self.sender(endpoints.leader) for endpoints in self._endpoints]
         self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
         self._loop.call_soon(self._receive)  # the descriptor signals only what comes from now on
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
         self._context.destroy(linger=0)
-
-    async def idle(self) -> None:
-        """Returns when no request is on its way."""
-        await self._idle.wait()
 
     def fail(self, reason: str) -> None:
         """The engine is gone: ends every request with an error."""
@@ -134,6 +135,7 @@ class TokenizerManager:
             yield generations
         finally:
             self._release(generations)
+            self.tally.give_names(_given_names(prompts))
 
     def abort(self, name: str | None, message: str) -> None:
         """All of whose names one begins with `name`; None aborts all. Last deltas still come."""
@@ -147,10 +149,8 @@ class TokenizerManager:
             self._forget_caches()
         return reply
 
-    async def pause(self, *, abort: bool = False, retract: bool = False) -> ControlReply:
+    async def pause(self, *, retract: bool = False) -> ControlReply:
         """With the reply no step is under way, and with `retract` nobody has memory."""
-        if abort:
-            self.abort(None, "Generation was paused.")
         self.paused = True  # an engine that does not answer in time does it later
         return await self._ask_all(lambda ticket: PauseGeneration(ticket, retract))
 
@@ -183,25 +183,37 @@ class TokenizerManager:
         """Each engine's leader; the first reply that says no, if there is one. RequestError if one does not answer."""
         if self.failure is not None:
             raise RequestError(f"The engine has failed: {self.failure}", status=503)
-        asked = [self._ask(leader, item, timeout_s) for leader in self._leaders]
+        asked = [self.ask(leader, item, timeout_s) for leader in self._leaders]
         replies = await asyncio.gather(*asked)
         return next((reply for reply in replies if not reply.ok), replies[0])
 
-    async def _ask(self, leader: Sender, item: Callable[[int], ControlItem], timeout_s: float) -> Any:
+    def sender(self, address: str) -> Sender:
+        """To another process, for as long as this is not closed."""
+        return Sender(address, self._context)
+
+    async def ask(
+        self, whom: Sender, item: Callable[[int], Any], timeout_s: float = REPLY_SECONDS, name: str = "The engine"
+    ) -> Any:
+        """What is replied to the item with its ticket. RequestError if nothing is."""
         ticket = next(self._tickets)
         future = self._asked[ticket] = self._loop.create_future()
         try:
-            leader.send(item(ticket))
+            whom.send(item(ticket))
             return await asyncio.wait_for(future, timeout_s)
         except asyncio.TimeoutError:
-            raise RequestError("The engine did not answer in time; it may do what was asked yet.", status=503) from None
+            raise RequestError(f"{name} did not answer in time; it may do what was asked yet.", status=503) from None
         finally:
             del self._asked[ticket]
 
     async def tree(self, engine: int, most_nodes: int, most_tokens: int) -> TreeReply:
         """The radix tree of an engine as it is now; RequestError if that takes long."""
-        ask = self._ask(self._leaders[engine], lambda ticket: ShowTree(ticket, most_nodes, most_tokens), TREE_SECONDS)
+        ask = self.ask(self._leaders[engine], lambda ticket: ShowTree(ticket, most_nodes, most_tokens), TREE_SECONDS)
         return await ask
+
+    @property
+    def house(self) -> str:
+        """Path of the main process's own HTTP socket."""
+        return self._endpoints[0].house
 
     @property
     def live(self) -> Collection[Generation]:
@@ -210,20 +222,24 @@ class TokenizerManager:
 
     @property
     def is_open(self) -> bool:
-        return self.failure is None and not self.draining
+        return self.failure is None and not self.tally.closed
 
     def check_open(self) -> None:
         if self.failure is not None:
             raise RequestError(f"The engine has failed: {self.failure}", status=503)
-        if self.draining:
+        if self.tally.closed:
             raise RequestError("The server is shutting down.", status=503)
 
-    def check_queue(self, more: int) -> None:
-        """RequestError unless `more` requests may run or wait beside those that do."""
-        if self._max_queued is None:
-            return
-        if len(self._live) + more > self._max_running * len(self._leaders) + self._max_queued:
-            raise RequestError("The request queue is full; try again later.", status=503, code="queue_full")
+    def check_queue(self) -> None:
+        """RequestError unless one more request may run or wait beside those that do."""
+        most = self._most
+        if most is not None and self.tally.total >= most:
+            raise _queue_full()
+
+    @property
+    def _most(self) -> int | None:
+        """Requests that may run or wait, in all processes together."""
+        return None if self._max_queued is None else self._max_running * len(self._leaders) + self._max_queued
 
     def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
         self.check_open()
@@ -231,9 +247,13 @@ class TokenizerManager:
         if total > MAX_GENERATIONS:
             raise RequestError(f"One request takes at most {MAX_GENERATIONS} choices, not {total}.", param="n")
         lengths = [prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits) for prompt in prompts]
-        if not probe:
-            self.check_queue(total)
         self._check_names(prompts)
+        if not self.tally.take(total, None if probe else self._most):
+            raise _queue_full()
+        named = _given_names(prompts)
+        if not self.tally.take_names(named):
+            self.tally.give(total)
+            raise _duplicate_name()
         arrived = arrival()
         generations: list[Generation] = []
         for prompt, length in zip(prompts, lengths, strict=True):
@@ -256,15 +276,13 @@ class TokenizerManager:
                 self._leaders[assignment.engine].send(
                     NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority, prompt.grammar)
                 )
-        self._idle.clear()
         return generations
 
     def _check_names(self, prompts: Sequence[Prompt]) -> None:
-        names = [prompt.name for prompt in prompts]
-        names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
+        names = _names_of(prompts)
         batches = [prompt.batch for prompt in prompts if prompt.batch is not None]
         if len(set(names)) < len(names) or any(name in self._names for name in names + batches):
-            raise RequestError("A request with this `rid` is running already.", param="rid", code="duplicate_rid")
+            raise _duplicate_name()
 
     def _release(self, generations: Sequence[Generation]) -> None:
         now = time.monotonic()
@@ -274,14 +292,13 @@ class TokenizerManager:
             for name in generation.names:
                 self._names.pop(name, None)
             if self._live.pop(generation.rid, None) is not None:
+                self.tally.give(1)
                 self.request_log.ended(generation)
                 self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, "The client has left."))
                 self._balancer.ended(generation.assignment)
                 self.metrics.aborted()
                 generation.timeline.gone = now
             self._traces.ended(generation)
-        if not self._live:
-            self._idle.set()
 
     # ---- the receive loop ------------------------------------------------------------------------------------------
 
@@ -311,12 +328,16 @@ class TokenizerManager:
         if isinstance(message, TextBatch):
             self.last_heard = now
             live = self._live
+            if message.step and not message.deltas:  # there were tokens, of requests of other processes
+                self.last_token = now
             for delta in message.deltas:
                 generation = live.get(delta.rid)
                 if generation is not None:  # its client may have left
                     self._count(generation, delta, message, now)
                     generation.sink.feed(generation, delta)
                     touched[generation.sink] = None
+        elif self.on_order is not None:
+            self.on_order(message)
         else:
             future = self._asked.get(message.ticket)
             if future is not None and not future.done():
@@ -349,6 +370,7 @@ class TokenizerManager:
             if not generation.completion_tokens:  # none was wanted: its way ends as the first token's would
                 timeline.first_token = batch.computed
             del self._live[generation.rid]
+            self.tally.give(1)
             self.request_log.ended(generation)
             self._balancer.ended(generation.assignment)
             if delta.finish.reason == "abort":
@@ -357,5 +379,26 @@ class TokenizerManager:
                 self.metrics.finished(generation)
                 if not generation.first_token:
                     self.metrics.prompt(generation)
-            if not self._live:
-                self._idle.set()
+
+
+def _names_of(prompts: Sequence[Prompt]) -> list[str]:
+    """Of the prompts and of their choices."""
+    names = [prompt.name for prompt in prompts]
+    names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
+    return names
+
+
+def _given_names(prompts: Sequence[Prompt]) -> list[str]:
+    """Those that follow from what a client has chosen. Nobody can guess the others, so they need no guard."""
+    if not any(prompt.is_named for prompt in prompts):
+        return []
+    batches = [prompt.batch for prompt in prompts if prompt.batch is not None]
+    return list(dict.fromkeys(_names_of(prompts) + batches))
+
+
+def _duplicate_name() -> RequestError:
+    return RequestError("A request with this `rid` is running already.", param="rid", code="duplicate_rid")
+
+
+def _queue_full() -> RequestError:
+    return RequestError("The request queue is full; try again later.", status=503, code="queue_full")

@@ -12,6 +12,7 @@ FLAGS = {
     "served_model_name": ("str | None", None),
     "host": ("str", "127.0.0.1"),
     "port": ("int", 30000),
+    "http_workers": ("int", 1),
     "device": ("str", "auto"),
     "dtype": ("str", "auto"),
     "kv_cache_dtype": ("str", "auto"),

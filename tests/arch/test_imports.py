@@ -17,7 +17,8 @@ ROOMS = {
         """,
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
-        srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend srt.tls srt.observe
+        srt.listeners srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend srt.tls
+        srt.observe
         """,
     "srt": "",
     "srt.engine": "launch srt.config srt.frontend srt.messages srt.observe",
@@ -35,6 +36,7 @@ ROOMS = {
         srt.board srt.config srt.model_files srt.nodes srt.process srt.replica srt.transport srt.watchdog
         """,
     "srt.rendezvous": "srt.config",
+    "srt.listeners": "srt.config srt.transport",
     "srt.hardware": "",
     "srt.tls": "srt.config",
     "srt.transport": "",
@@ -57,6 +59,9 @@ ROOMS = {
         srt.constrained.llguidance_backend srt.constrained.probe
         srt.messages srt.config srt.limits srt.transport srt.board srt.tokenization srt.token_bytes srt.chat_template
         srt.schema_rules srt.model_config srt.model_files srt.tls srt.observe srt
+        """,
+    "srt.frontend.http_worker": """
+        srt.frontend srt.board srt.cluster srt.messages srt.model_files srt.process srt.transport
         """,
     "srt.scheduler.schedule_batch": "srt.messages",
     "srt.scheduler.intake": "srt.messages srt.transport",

@@ -44,6 +44,7 @@ def test_each_flag_reaches_its_field():
         "served_model_name": "chat",
         "host": "0.0.0.0",
         "port": 8000,
+        "http_workers": 3,
         "device": "cpu",
         "dtype": "float32",
         "kv_cache_dtype": "fp8_e4m3",

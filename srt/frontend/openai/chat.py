@@ -60,7 +60,9 @@ class Chat:
         answer = dataclasses.replace(answer, constrained=form is not None)
         spec = dataclasses.replace(spec, fields={**spec.fields, **self._changed_fields(spec, tools, answer)})
         grammar = await services.constraints.grammar(form)
-        return ChatCall(Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar), chat, answer)
+        is_named = bool(body.rid or body.request_id)
+        prompt = Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar, is_named=is_named)
+        return ChatCall(prompt, chat, answer)
 
     async def prompt(self, body: ChatRequest, owner: bytes) -> ChatPrompt:
         """Only what the model would be given."""

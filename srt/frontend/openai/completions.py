@@ -36,13 +36,14 @@ class Completions:
         services.manager.check_open()
         body: CompletionRequest = await services.read(request, CompletionRequest)
         check_request(body, services)
-        name = check_rid(body.rid or body.request_id) or new_id("cmpl-")
-        prompts, echoed = await self._prompts(body, name, services.owner(request))
+        rid = check_rid(body.rid or body.request_id)
+        name = rid or new_id("cmpl-")
+        prompts, echoed = await self._prompts(body, name, rid is not None, services.owner(request))
         form = CompletionFormat(services, name, body, echoed)
         return await services.respond(request, prompts, form, bool(body.stream))
 
     async def _prompts(
-        self, body: CompletionRequest, name: str, owner: bytes
+        self, body: CompletionRequest, name: str, is_named: bool, owner: bytes
     ) -> tuple[list[Prompt], Mapping[str, str]]:
         """What to send, and the texts that are to be echoed, by the prompts' names."""
         words = self._services.words
@@ -58,10 +59,11 @@ class Completions:
         space = namespace(body.cache_salt, body.extra_key, owner)
         priority = check_priority(body.priority)
         if len(ids) == 1:
-            prompts = [Prompt(name, ids[0], spec, space, priority, grammar=grammar)]
+            prompts = [Prompt(name, ids[0], spec, space, priority, grammar=grammar, is_named=is_named)]
         else:
             prompts = [
-                Prompt(f"{name}_{i}", prompt, spec, space, priority, name, grammar) for i, prompt in enumerate(ids)
+                Prompt(f"{name}_{i}", prompt, spec, space, priority, name, grammar, is_named)
+                for i, prompt in enumerate(ids)
             ]
         if not body.echo:
             return prompts, {}
