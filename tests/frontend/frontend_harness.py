@@ -21,12 +21,15 @@ import zmq
 from tokenizers import decoders, models, pre_tokenizers
 
 from detokenizer.detokenizer import Detokenizer
+from detokenizer.process import Frontends
 from srt.board import GAUGES, Board, Phase, RankRecord
 from srt.chat_template import ChatTemplate
 from srt.cluster.balancer import make_balancer
 from srt.config import ServerConfig
 from srt.frontend.app import Frontend, make_services
+from srt.frontend.http_worker import Worker
 from srt.limits import Limits
+from srt.listeners import own_listener
 from srt.messages import (
     AbortRequest,
     ControlReply,
@@ -104,7 +107,7 @@ class EchoEngine(threading.Thread):
     that every request is given instead of its prompt's, and then EOS).
     """
 
-    def __init__(self, endpoints, board, tokenizer):
+    def __init__(self, endpoints, board, tokenizer, frontends=1):
         super().__init__(daemon=True)
         self.step_s, self.paused, self.mute, self.fail_status, self.flush_ok = 0.0, False, False, 0, True
         self.fail_after, self.hold_at = 0, math.inf
@@ -114,6 +117,7 @@ class EchoEngine(threading.Thread):
         self.may_answer.set()
         self.trees_shown = self.most_tokens_shown = 0
         self._ends = endpoints
+        self._frontends = frontends
         self._table = tokenizer.token_bytes
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._record = RankRecord(board, 0)
@@ -131,7 +135,9 @@ class EchoEngine(threading.Thread):
 
     def run(self):
         context = zmq.Context()
-        inbox, out = pull(self._ends.leader, context), Sender(self._ends.frontend, context)
+        inbox, replies = pull(self._ends.leader, context), Sender(self._ends.frontend, context)
+        numbers = range(self._frontends)
+        out = Frontends([Sender(self._ends.frontend_of(number), context) for number in numbers])
         decoder = msgspec.msgpack.Decoder(InboxItem)
         step = 0
         while not self._over.is_set():
@@ -139,7 +145,7 @@ class EchoEngine(threading.Thread):
             if inbox.poll(0 if self._growing() else 10):
                 with contextlib.suppress(zmq.Again):
                     while True:
-                        self._hear(decoder.decode(inbox.recv(zmq.NOBLOCK)), out)
+                        self._hear(decoder.decode(inbox.recv(zmq.NOBLOCK)), out, replies)
             elif not self.live and not self.silent:
                 out.send(TextBatch(0, ()))
             growing = self._growing()
@@ -166,7 +172,7 @@ class EchoEngine(threading.Thread):
         self._record.gauges(**gauges)
         self._record.beat(Phase.IDLE)
 
-    def _hear(self, item, out):
+    def _hear(self, item, out, replies):
         if isinstance(item, NewRequest):
             self.received.append(item)
             if not self.mute:
@@ -183,13 +189,13 @@ class EchoEngine(threading.Thread):
             if not self.mute:
                 ids = pack_ids(list(b"abc")), pack_ids(list(b"d" * 100))
                 most = 4 * item.most_tokens
-                out.send(TreeReply(item.ticket, ((-1, 3, 1, 0, ids[0][:most]), (0, 100, 0, 5, ids[1][:most]))))
+                replies.send(TreeReply(item.ticket, ((-1, 3, 1, 0, ids[0][:most]), (0, 100, 0, 5, ids[1][:most]))))
         elif isinstance(item, FlushCache):
-            out.send(ControlReply(item.ticket, self.flush_ok, "" if self.flush_ok else "requests are running"))
+            replies.send(ControlReply(item.ticket, self.flush_ok, "" if self.flush_ok else "requests are running"))
         else:
             self.asked.append(item)
             self.may_answer.wait(60)
-            out.send(ControlReply(item.ticket, not self.fault, self.fault))
+            replies.send(ControlReply(item.ticket, not self.fault, self.fault))
 
     def _advance(self, live):
         sampling, new, finish = live.request.sampling, [], None
@@ -242,7 +248,10 @@ def rated(tokens, num_top, ids):
 
 
 class Server:
-    """Engine and frontend, each in a thread, for the length of a `with`."""
+    """Engine and frontend, each in a thread, for the length of a `with`.
+
+    With `http_workers` these are in the frontend's thread, too, each at a port of its own; `port` is the first one's.
+    """
 
     def __init__(
         self, folder, *, context_length=1024, pool_tokens=1024, bos=BOS, template=True, specials=(), dp_size=1, **flags
@@ -254,19 +263,33 @@ class Server:
         endpoints = [Endpoints(str(folder), dp_rank) for dp_rank in range(dp_size)]
         self.boards = [Board.create(one.board, 1) for one in endpoints]
         self.board = self.boards[0]
-        self.engines = [EchoEngine(*ends, self.tokenizer) for ends in zip(endpoints, self.boards, strict=True)]
+        self.engines = [
+            EchoEngine(*ends, self.tokenizer, self.config.frontends)
+            for ends in zip(endpoints, self.boards, strict=True)
+        ]
         self.engine = self.engines[0]
         info = {"pool_tokens": pool_tokens, "memory": {"weights_bytes": 1000, "kv_bytes": 2000}}
         chat_template = ChatTemplate.from_folder(folder) if template else None
         if isinstance(template, str):
             chat_template = ChatTemplate({"default": template}, {})
-        self.services = make_services(
-            self.config, model_config(bos), MODEL, self.tokenizer, chat_template, self.limits, endpoints, self.boards,
-            [info] * dp_size, make_balancer("cache_aware", [pool_tokens] * dp_size, 1),
-        )  # fmt: skip
-        self.frontend = Frontend(self.services)
-        self._sock = socket.create_server(("127.0.0.1", 0))
-        self.port = self._sock.getsockname()[1]
+        processes = [
+            make_services(
+                self.config, model_config(bos), MODEL, self.tokenizer, chat_template, self.limits, endpoints,
+                self.boards, [info] * dp_size, make_balancer("cache_aware", [pool_tokens] * dp_size, 1),
+                process=number,
+            )
+            for number in range(self.config.frontends)
+        ]  # fmt: skip
+        self.services = processes[0]
+        frontends = [Frontend(*numbered) for numbered in zip(processes, range(self.config.frontends), strict=True)]
+        self.frontend, *self.workers = frontends
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(self.config.http_workers)]
+        self.ports = [listener.getsockname()[1] for listener in listeners]
+        self.port = self.ports[0]
+        if self.workers:
+            listeners.insert(0, own_listener(listeners, endpoints[0]))
+        self._serving = list(zip(frontends, listeners, strict=True))
+        self._ends = endpoints[0]
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
@@ -274,11 +297,16 @@ class Server:
         for engine in self.engines:
             engine.start()
         self._thread.start()
-        self.run(self.frontend.start(self._sock))
+        for frontend, listener in self._serving:
+            self.run(frontend.start(listener))
+        for worker in self.workers:
+            self.call(Worker, worker, self._ends)
+        self.call(self.frontend.admit, [self._ends.frontend_of(1 + number) for number in range(len(self.workers))])
         return self
 
     def __exit__(self, *_):
-        self.run(self.frontend.stop())
+        for frontend in (*self.workers, self.frontend):
+            self.run(frontend.stop())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(60)
         self.loop.close()
@@ -296,9 +324,9 @@ class Server:
 
     # ---- the client's side -----------------------------------------------------------------------------------------
 
-    def request(self, method, path, body=None, headers=None, timeout=60):
+    def request(self, method, path, body=None, headers=None, timeout=60, worker=0):
         """(status, headers, bytes); a body that is not bytes goes as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[worker], timeout=timeout)
         with contextlib.closing(connection):
             if body is not None and not isinstance(body, bytes):
                 body = json.dumps(body).encode()
@@ -317,21 +345,21 @@ class Server:
         status, _, raw = self.request("GET", path, **options)
         return status, strict_json(raw) if raw else None
 
-    def ok(self, path, body):
-        status, answer = self.post(path, body)
+    def ok(self, path, body, **options):
+        status, answer = self.post(path, body, **options)
         assert status == 200, answer
         return answer
 
-    def stream(self, path, body):
+    def stream(self, path, body, **options):
         """Every event's data, with [DONE] checked to be there once, at the end."""
-        status, headers, raw = self.request("POST", path, {**body, "stream": True})
+        status, headers, raw = self.request("POST", path, {**body, "stream": True}, **options)
         assert status == 200, raw
         assert headers["Content-Type"].startswith("text/event-stream")
         return events_of(raw)
 
-    def open_stream(self, path, body):
+    def open_stream(self, path, body, worker=0):
         """A socket with the request sent and the response's first bytes read."""
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        sock = socket.create_connection(("127.0.0.1", self.ports[worker]), timeout=60)
         send_request(sock, path, {**body, "stream": True})
         return sock, sock.recv(65536)
 
