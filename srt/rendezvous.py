@@ -21,7 +21,7 @@ MEET_SECONDS = 600
 """How long ranks wait for those of nodes that are not there yet."""
 
 POLL_SECONDS = 0.1
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 """Without it gloo listens where the host's name leads."""
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 def meet_on_host(path: str, size: int) -> dist.Store:
     os.environ[GLOO_INTERFACE] = "lo"
+    os.environ.setdefault(NCCL_INTERFACE, "=lo")  # for what GPUs say to find each other
     return dist.FileStore(path, size)
 
 
@@ -39,7 +40,7 @@ def meet_at_node_0(config: ServerConfig, rank: int) -> dist.Store:
     family, _, _, _, address = _resolve(host, port)
     interface = interface_towards(family, address)
     os.environ[GLOO_INTERFACE] = interface
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # an operator may know better
+    os.environ.setdefault(NCCL_INTERFACE, f"={interface}")  # an operator may know better
     store = _listen(family, address) if rank == 0 else _reach(address)
     try:
         _await_all(store, config, rank)
