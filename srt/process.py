@@ -15,6 +15,7 @@ import ctypes
 import faulthandler
 import importlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -296,4 +297,8 @@ if __name__ == "__main__":
     # Under -m this file is __main__; doors import srt.process, and there must be one of each class.
     from srt.process import run_child as imported_run_child
 
-    sys.exit(imported_run_child(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    exit_code = imported_run_child(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # at once: what libraries tidy up may wait for other processes, which end as well
