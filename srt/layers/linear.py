@@ -125,16 +125,28 @@ class RowParallelLinear(Linear):
             yield f"{self._name}.bias", WeightSlot(self._sum_bias_O, (num_outputs,))
 
     def onto(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor | None:
-        """Adds the product to the residual stream in place, or returns it for the norm behind to add."""
-        if self._parallel.size > 1 or not self._context.on_gpu:
+        """Adds the product to the residual stream in place, or returns it for the norm behind to add.
+
+        On GPUs the first rank's part of the sum holds the stream and the bias, so that they are in it once.
+        """
+        if not self._context.on_gpu:
             return self(x_NI)
-        if self._streams(len(x_NI)):
+        if self._parallel.rank > 0:
+            self._product(x_NI, residual_NO)
+        elif self._streams(len(x_NI)):
             self._kernels.small_batch_linear(x_NI, self.weight_OI, self._sum_bias_O, residual_NO=residual_NO)
         else:
             residual_NO.addmm_(x_NI, self.weight_OI.T)
             if self._sum_bias_O is not None:
                 residual_NO += self._sum_bias_O
+        self._parallel.all_reduce(residual_NO)
         return None
+
+    def _product(self, x_NI: torch.Tensor, out_NO: torch.Tensor) -> None:
+        if self._streams(len(x_NI)):
+            self._kernels.small_batch_linear(x_NI, self.weight_OI, out_NO=out_NO)
+        else:
+            torch.mm(x_NI, self.weight_OI.T, out=out_NO)
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
         y_NO = self._parallel.all_reduce(super().__call__(x_NI))
