@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from srt.config import ConfigError
 
@@ -43,24 +44,36 @@ class ParallelContext:
         assert self.size == 1 or self.group is not None
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks. May be written into x."""
+        """The sum over ranks, in x itself."""
         if self.size > 1:
-            self.group.allreduce(x, timeout=COMPUTE_TIMEOUT).wait()
+            _await(self.group.allreduce([x], _in_order(dist.AllreduceOptions())))
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """The ranks' tensors side by side along the last dimension: [..., n] -> [..., size * n]."""
-        if self.size == 1:
-            return x
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self.group.allgather(parts, x.contiguous(), timeout=COMPUTE_TIMEOUT).wait()
-        return torch.cat(parts, dim=-1)
+        """The ranks' tensors, one behind the other: [...] -> [size, ...]."""
+        assert self.size > 1
+        gathered = x.new_empty((self.size, *x.shape))
+        _await(self.group._allgather_base(gathered.flatten(0, 1), x, _in_order(distributed_c10d.AllgatherOptions())))
+        return gathered
 
     def shard(self, total: int) -> range:
         """This rank's part of `total` equal items, which divide: shapes are checked before they get here."""
         assert total % self.size == 0
         part = total // self.size
         return range(self.rank * part, (self.rank + 1) * part)
+
+
+def _in_order(options: Any) -> Any:
+    """For a collective on the current stream of a GPU, so that a CUDA graph takes it in like any kernel."""
+    options.timeout = COMPUTE_TIMEOUT
+    options.asyncOp = False
+    return options
+
+
+def _await(work: Any) -> None:
+    """NCCL gives nothing to wait for: what follows in the stream comes after it."""
+    if work is not None:
+        work.wait()
 
 
 class Ranks:
@@ -76,6 +89,7 @@ class Ranks:
         dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=FOR_EVER)
         self.rank = rank
         self.size = size
+        self._backend = backend
         self._group = dist.group.WORLD
         self.context = ParallelContext(rank, size, self._group)
         self._page = torch.zeros(PAGE, dtype=torch.uint8)
@@ -117,7 +131,9 @@ class Ranks:
         return [json.loads(page.numpy().tobytes()) for page in pages]
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        """NCCL would wait for the end of CUDA graphs that hold its collectives; it ends with the process."""
+        if self._backend == "gloo":
+            dist.destroy_process_group()
 
     def _send(self, data: torch.Tensor, tag: int) -> None:
         for sent in [self._group.send([data], rank, tag) for rank in range(1, self.size)]:

@@ -161,12 +161,17 @@ def tokens_of(plan: ScheduleBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return plan.row.repeat(plan.length), token_N + (plan.start - before_B).repeat(plan.length), plan.slots[slot_N]
 
 
+def begin_capture(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """What other threads ask the device meanwhile, such as NCCL's, does not disturb it."""
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+
+
 def captured(work: Any, pool: Any) -> torch.cuda.CUDAGraph:
     """Runs it once before, since first runs load and compile."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool)
+    begin_capture(graph, pool)
     try:
         work()
     finally:

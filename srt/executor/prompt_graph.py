@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from srt.executor.attention.flashinfer import FlashInferBackend
+from srt.executor.cuda_graph import begin_capture
 from srt.executor.forward_batch import ForwardBatch
 from srt.kernels import rope
 from srt.layers.attention import QKNorms
@@ -101,7 +102,7 @@ class Pieces:
 
     def begin(self) -> None:
         self.graphs.append(torch.cuda.CUDAGraph())
-        self.graphs[-1].capture_begin(self._pool)
+        begin_capture(self.graphs[-1], self._pool)
 
     def end(self) -> None:
         self.graphs[-1].capture_end()

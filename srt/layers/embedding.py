@@ -68,8 +68,12 @@ class ParallelLMHead(Linear):
         """In `out_NV`, if it is given."""
         if self._parallel.size == 1:
             return self._logits(x_ND, out_NV)
-        logits_NV = self._parallel.all_gather(self._logits(x_ND, None))[:, : self._shard.vocab_size]
-        return logits_NV if out_NV is None else out_NV.copy_(logits_NV)
+        shards_RNW = self._parallel.all_gather(self._logits(x_ND, None))
+        if out_NV is None:
+            out_NV = shards_RNW.new_empty((len(x_ND), self._shard.vocab_size))
+        for shard_NW, place_NW in zip(shards_RNW, out_NV.split(self._shard.rows, dim=1), strict=False):
+            place_NW.copy_(shard_NW[:, : place_NW.shape[1]])
+        return out_NV
 
     def _logits(self, x_ND: torch.Tensor, out_NW: torch.Tensor | None) -> torch.Tensor:
         if not self._context.on_gpu:
