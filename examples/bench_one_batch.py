@@ -10,13 +10,19 @@ ratios say which share of the time these least times would take.
 
     python -m examples.bench_one_batch --rows 16 --context 192 --prompt 128
     python -m examples.bench_one_batch --device cuda --model llama-3.1-8b --rows 64 --context 1024 --prompt 8192
+
+With `--tp-size` so many processes share the model, on a GPU each; rank 0 reports, and the roofline is of one's share.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +38,10 @@ from srt.messages import SamplingParams
 from srt.model_config import ModelConfig
 from srt.model_files import ModelFiles
 from srt.models.loader import load_model
+from srt.parallel import ParallelContext, Ranks
+from srt.rendezvous import meet_on_host
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
+from srt.transport import Endpoints
 from srt.weight_names import weight_shapes
 
 
@@ -149,7 +158,8 @@ def linear_weights(config: ModelConfig) -> tuple[int, int]:
 def make_runner(config: ModelConfig, shape: ExecutorShape, args: argparse.Namespace) -> Any:
     files = ModelFiles("bench", Path(), Path(), "dummy", None, config)
     weights = iterate_weights(files, shape.kv_dtype, device=shape.device)
-    model = load_model(config, weights, shape.kv_dtype, shape.device, context_length=shape.context_length)
+    place = {"context_length": shape.context_length, "parallel": shape.parallel}
+    model = load_model(config, weights, shape.kv_dtype, shape.device, **place)
     if shape.device.type == "cpu":
         from srt.executor.model_runner import ModelRunner
 
@@ -177,25 +187,66 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--tp-size", type=int, default=1)
+    parser.add_argument("--follow", nargs=2, metavar=("FOLDER", "RANK"), help=argparse.SUPPRESS)
     args = parser.parse_args()
 
-    torch.set_num_threads(args.threads)
-    dtype, device = getattr(torch, args.dtype), torch.device(args.device)
+    torch.set_num_threads(max(args.threads // args.tp_size, 1))
+    if args.follow:
+        run_rank(args, args.follow[0], int(args.follow[1]))
+    elif args.tp_size == 1:
+        print(json.dumps(measure(args, torch.device(args.device), ParallelContext())))
+    else:
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+            command = [sys.executable, "-m", "examples.bench_one_batch", *sys.argv[1:], "--follow", folder]
+            followers = [subprocess.Popen([*command, str(rank)]) for rank in range(1, args.tp_size)]
+            try:
+                print(json.dumps(run_rank(args, folder, 0)), flush=True)
+            finally:
+                for follower in followers:
+                    follower.kill()
+    sys.stdout.flush()
+    os._exit(0)  # NCCL would wait for graphs that are still there
+
+
+def run_rank(args: argparse.Namespace, folder: str, rank: int) -> dict[str, Any]:
+    device = torch.device(args.device)
+    if args.device == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    backend = "nccl" if args.device == "cuda" else "gloo"
+    ranks = Ranks(meet_on_host(Endpoints(folder).rendezvous, args.tp_size), rank, args.tp_size, backend)
+    report = measure(args, device, ranks.context)
+    ranks.gather({})  # whoever ends early takes others with it
+    return report
+
+
+def measure(args: argparse.Namespace, device: torch.device, parallel: ParallelContext) -> dict[str, Any]:
+    dtype = getattr(torch, args.dtype)
     config = ModelConfig.from_hf(SHAPES[args.model])
     begin = time.perf_counter()
     context_length = -(-max(args.context + args.steps, args.prompt) // args.page_size) * args.page_size + args.page_size
     num_rows = max(*args.rows, args.prompts)
     pool_tokens = num_rows * context_length
     shape = ExecutorShape(
-        num_rows, context_length, pool_tokens, args.page_size, config.vocab_size, kv_dtype=dtype, device=device
+        num_rows,
+        context_length,
+        pool_tokens,
+        args.page_size,
+        config.vocab_size,
+        kv_dtype=dtype,
+        device=device,
+        parallel=parallel,
     )
     runner = make_runner(config, shape, args)
     report: dict[str, Any] = {"model": args.model, "device": args.device, "dtype": args.dtype}
+    if parallel.size > 1:
+        report["tp_size"] = parallel.size
     report["ready_s"] = round(time.perf_counter() - begin, 2)
     sampling = SamplingParams(max_new_tokens=1, temperature=args.temperature)
     driver = Driver(runner, config, context_length, pool_tokens, sampling)
 
-    body, head = linear_weights(config)
+    body, head = (elements // parallel.size for elements in linear_weights(config))
     read_gb_s = read_bandwidth(device)
     report["read_gb_s"] = round(read_gb_s, 1)
     prefill = driver.prefill(args.prompts, args.prompt, args.chunk)
@@ -208,7 +259,7 @@ def main() -> None:
         rate = gemm_rate(device)
         report["gemm_tflop_s"] = round(rate, 1)
         attention = 2 * args.prompts * args.prompt**2 * config.num_layers * config.num_heads * config.head_dim
-        flops = 2 * (num_tokens * body + args.prompts * head) + attention
+        flops = 2 * (num_tokens * body + args.prompts * head) + attention // parallel.size
         report["prefill"]["roofline"] = round(flops / rate / 1e9 / statistics.median(times), 3)
 
     report["decode"] = []
@@ -223,11 +274,11 @@ def main() -> None:
             driver.run([driver.step(*part, False, () if first else driver.open(rows, args.context))])
         driver.run(decode)
         times = [driver.run(decode) / args.steps for _ in range(args.repeats)]
-        cached = rows * (args.context + args.steps / 2) * config.kv_elements_per_token
+        cached = rows * (args.context + args.steps / 2) * config.kv_elements_per_rank(parallel.size)
         least_ms = (body + head + cached) * dtype.itemsize / read_gb_s / 1e6
         result = {"rows": rows, "context": args.context, "step_ms": summary(times), "least_ms": round(least_ms, 3)}
         report["decode"].append(result | {"roofline": round(least_ms / statistics.median(times), 3)})
-    print(json.dumps(report))
+    return report
 
 
 if __name__ == "__main__":
