@@ -83,7 +83,7 @@ class CudaRunner:
             num_slots = shape.pool_tokens + shape.page_size
             kv = zeros((config.num_layers, 2, num_slots, heads.num_kv_heads, heads.head_dim), shape.kv_dtype, device)
             self._host = HostPool(kv, shape.host_tokens, shape.page_size) if shape.host_tokens else None
-            self._attention = FlashInferBackend(list(kv), heads, num_rows, device)
+            self._attention = FlashInferBackend(list(kv), heads, device)
             self._num_tokens = min(shape.num_tokens_vocab, config.vocab_size)
             self._sampler = CudaSampler(num_rows, self._num_tokens, device)
             self._graphs: DecodeGraphs | None = None

@@ -105,12 +105,12 @@ class CascadePart:
 
 
 class FlashInferBackend:
-    def __init__(self, cache: list[torch.Tensor], shape: HeadShape, most_rows: int, device: torch.device):
+    def __init__(self, cache: list[torch.Tensor], shape: HeadShape, device: torch.device):
         """`cache` has each layer's keys, then its values, of all slots: [2, T, G, C], finite throughout."""
         self.shape = shape
         self.device = device
         self.cache = cache
-        self._scratch = torch.zeros(scratch_bytes(shape, most_rows, device), dtype=torch.uint8, device=device)
+        self._scratch = torch.zeros(scratch_bytes(shape, device), dtype=torch.uint8, device=device)
         hopper = torch.cuda.get_device_capability(device)[0] == 9
         self._prefill = Kernel("fa3" if hopper else "fa2", shape, shape.dtype, self._scratch)
         self._paged_prefill = self._prefill

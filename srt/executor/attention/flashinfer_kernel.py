@@ -17,6 +17,8 @@ from flashinfer.prefill import get_batch_prefill_module
 
 INT_WORKSPACE = 8 << 20
 LEAST_FLOAT_WORKSPACE = 128 << 20
+MOST_QUERIES = 128
+"""That a block takes at a time."""
 CAUSAL = 1
 NHD = 0
 NO_VARIANT = (None,) * 6
@@ -200,14 +202,10 @@ class Kernel:
         )
 
 
-def splits(shape: HeadShape, device: torch.device) -> int:
-    """Up to this many blocks per K/V head the decode kernel spreads its rows over: two to each multiprocessor."""
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count // shape.num_kv_heads
+def scratch_bytes(shape: HeadShape, device: torch.device) -> int:
+    """For the partial results of chunks whose K/V is split, in float32; FlashInfer's own bound.
 
-
-def scratch_bytes(shape: HeadShape, most_rows: int, device: torch.device) -> int:
-    """For the partial results of rows whose K/V is split; FlashInfer's own bound for decode rows, in float32."""
-    tile = 16 if shape.group <= 16 else 64  # queries that a block takes at a time
-    tiles = -(-most_rows * shape.group // tile) + most_rows - 1
-    blocks = max(splits(shape, device), tiles)
-    return max(LEAST_FLOAT_WORKSPACE, shape.num_heads * blocks * tile * (shape.head_dim + 1) * 4)
+    It splits them only while each K/V head has no more blocks than two to each multiprocessor.
+    """
+    blocks = 2 * torch.cuda.get_device_properties(device).multi_processor_count // shape.num_kv_heads
+    return max(LEAST_FLOAT_WORKSPACE, shape.num_heads * blocks * MOST_QUERIES * (shape.head_dim + 1) * 4)
