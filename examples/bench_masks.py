@@ -62,7 +62,7 @@ class Rows:
     def masks(self) -> Any:
         begin = time.perf_counter()
         rows = list(range(len(self._grammars)))
-        masks = self._manager.masks(rows, rows)
+        masks = self._manager.masks(rows, rows, {})
         self.mask_s.append(time.perf_counter() - begin)
         return masks
 
