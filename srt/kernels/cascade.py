@@ -17,7 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from srt.kernels.launch import COMPILED, LAUNCH, follow
+from srt.kernels.launch import LAUNCH, follow
+from srt.kernels.running_softmax import take_in
 
 QUERIES = 64
 """Of a tile: as many as one of Hopper's products takes at least."""
@@ -136,15 +137,7 @@ def _attend_to_item(
             place = kv + slot[:, None] * kv_stride_slot + g * kv_stride_head + c[None, :]
             k = tl.load(place, mask=inside[:, None], other=0.0).to(q.dtype.element_ty)
             v = tl.load(place + kv_stride_kind, mask=inside[:, None], other=0.0).to(q.dtype.element_ty)
-            if not COMPILED:  # the interpreter cannot multiply bfloat16
-                query, k, v = query.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
-            score = tl.where(inside[None, :], tl.dot(query, tl.trans(k)) * scale, float("-inf"))
-            highest = tl.maximum(best, tl.max(score, axis=1))
-            weight = tl.exp2(score - highest[:, None])
-            fade = tl.exp2(best - highest)
-            total = total * fade + tl.sum(weight, axis=1)
-            value = tl.dot(weight.to(v.dtype), v, value * fade[:, None])
-            best = highest
+            best, total, value = take_in(best, total, value, query, k, v, inside, scale)
         index = (item * G + g) * N + n
         tl.store(value_out + index[:, None].to(tl.int64) * C + c[None, :], value, mask=asks[:, None])
         tl.store(sums_out + index, best, mask=asks)

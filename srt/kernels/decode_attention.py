@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 
 from srt.kernels.cascade import QUERIES, Stretches
-from srt.kernels.launch import COMPILED, INTERPRETED, LAUNCH, follow
+from srt.kernels.launch import INTERPRETED, LAUNCH, follow
+from srt.kernels.running_softmax import take_in
 
 FILLERS = 8
 """Programs that write one row's blocks."""
@@ -272,15 +273,7 @@ def _attend(
         best = tl.where(fresh, float("-inf"), best)
         total = tl.where(fresh, 0.0, total)
         value = tl.where(fresh, 0.0, value)
-        if not COMPILED:  # the interpreter cannot multiply bfloat16
-            query, k, v = query.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
-        score = tl.where(inside[None, :], tl.dot(query, tl.trans(k)) * scale, float("-inf"))
-        highest = tl.maximum(best, tl.max(score, axis=1))
-        weight = tl.exp2(score - highest[:, None])
-        fade = tl.exp2(best - highest)
-        total = total * fade + tl.sum(weight, axis=1)
-        value = tl.dot(weight.to(v.dtype), v, value * fade[:, None])
-        best = highest
+        best, total, value = take_in(best, total, value, query, k, v, inside, scale)
         if coming >> 8 != row:  # the row, or this program's share of it, is over
             index = (program + row) * H + g * Q + h
             tl.store(part_out + index[:, None].to(tl.int64) * C + c[None, :], value, mask=(h < Q)[:, None])
