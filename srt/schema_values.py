@@ -203,7 +203,7 @@ def patterns_together(root: Schema) -> int:
             elif key in ("anyOf", "oneOf"):
                 count += at(inner)
             elif isinstance(inner, dict | list):
-                at(list(inner.values()) if key in _NAMED else inner)
+                at(list(inner.values()) if key in _NAMED and isinstance(inner, dict) else inner)
         most = max(most, count)
         return count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from srt.constrained.llguidance_backend import LLGuidance
@@ -13,6 +14,8 @@ from srt.schema_rules import GrammarError
 from srt.token_bytes import Vocabulary
 
 MAX_GRAMMAR = 4 * MAX_TEXT  # characters
+
+_ROOT_RULE = re.compile(r"\broot\s*::=")
 
 
 class GrammarCheck:
@@ -40,7 +43,7 @@ class GrammarCheck:
 
     def has_second(self, form: Form) -> bool:
         """Whether another library may do what this one refuses."""
-        return form.kind == "ebnf" and self._folder is not None
+        return form.kind == "ebnf" and self._folder is not None and _ROOT_RULE.search(form.value) is not None
 
     def second(self, form: Form) -> Grammar:
         """Takes seconds. xgrammar enforces all of EBNF but look-ahead; of JSON schemas too little."""
