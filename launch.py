@@ -274,6 +274,7 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
                 first_death(children),
                 nodes.fault(),
                 *(stopped(child.title, child.pid) for child in (detokenizer, *workers)),
+                frontend.fault(),
                 *(engine.fault(config) for engine in engines),
             )
 

@@ -121,10 +121,13 @@ class StopProfile(Message, tag=8):
 
 
 class UpdateWeights(Message, tag=9):
-    """Other weights of the same shapes, while generation is paused with all requests retracted."""
+    """Other weights of the same shapes, while generation is paused with all requests retracted.
+
+    Without a `folder` those that were there before the last ones.
+    """
 
     ticket: int
-    folder: str
+    folder: str | None
 
 
 class ShowTree(Message, tag=10):

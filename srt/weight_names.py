@@ -58,6 +58,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def check_weights(config: ModelConfig, found: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Raises ModelError unless every tensor is there, in its shape, and no weight or bias is left over."""
+    if config.num_layers > len(found):  # it may be any number, and all their names would be written
+        raise ModelError(f"{where} has {len(found)} tensors, too few for the {config.num_layers} layers of config.json")
     expected = weight_shapes(config)
     for name, shape in expected.items():
         if name not in found:

@@ -34,7 +34,7 @@ class ModelMaintenance:
     ) -> None:
         """`name` is this rank's. A GPU's model is filled where it is, a CPU's made anew and given to `swap`."""
         self._model = model
-        self._files = files
+        self._files = self._files_before = files
         self._dtype = dtype
         self._device = device
         self._ranks = ranks
@@ -81,9 +81,15 @@ class ModelMaintenance:
 
     # ---- weights ---------------------------------------------------------------------------------------------------
 
-    def update_weights(self, folder: str) -> str:
-        """`folder` has safetensors of the model's shapes. If any rank cannot read its own, all have the old ones."""
-        files = dataclasses.replace(self._files, folder=Path(folder), weights="safetensors", gguf_path=None)
+    def update_weights(self, folder: str | None) -> str:
+        """`folder` has safetensors of the model's shapes; without one those before the last update come back.
+
+        If any rank cannot read its own, all keep what they have.
+        """
+        if folder is None:
+            files = self._files_before
+        else:
+            files = dataclasses.replace(self._files, folder=Path(folder), weights="safetensors", gguf_path=None)
         model, fault = self._model, ""
         try:
             model = self._loaded(files)
@@ -95,11 +101,11 @@ class ModelMaintenance:
         if fault:
             if self._device.type == "cuda":
                 self._loaded(self._files)
-            log.error("the weights of %s were not taken: %s", folder, fault)
+            log.error("the weights of %s were not taken: %s", files.folder, fault)
             return f"The weights were not taken: {fault}"
-        self._files, self._model = files, model
+        self._files, self._files_before, self._model = files, self._files, model
         self._swap(model)
-        log.info("the weights are those of %s", folder)
+        log.info("the weights are those of %s", files.folder)
         return ""
 
     def _loaded(self, files: ModelFiles) -> LlamaForCausalLM:

@@ -93,6 +93,11 @@ class Frontend:
             await asyncio.sleep(DRAIN_LOOK_SECONDS)
         return True
 
+    async def fault(self) -> str:
+        """Waits until there is a reason why the server cannot go on that nobody else knows, and gives it."""
+        await self._manager.broken.wait()
+        return self._manager.failure or ""
+
     def fail(self, reason: str) -> None:
         """The engine is gone: every open request ends with an error, /health is red. May be called again."""
         if self._manager.failure is None:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -76,6 +76,7 @@ class TokenizerManager:
         self.metrics = metrics
         self.tally = tally
         self.failure: str | None = None
+        self.broken = asyncio.Event()  # the failure is of our own making, and all must end
         self.last_heard = 0.0  # when the detokenizer last sent anything, in monotonic seconds
         self.last_token = 0.0  # when a token last came
         self.request_log = RequestLog()
@@ -159,7 +160,7 @@ class TokenizerManager:
         return await self._ask_all(ContinueGeneration)
 
     async def start_profile(self, folder: str, num_steps: int) -> ControlReply:
-        return await self._ask_all(lambda ticket: StartProfile(ticket, folder, num_steps))
+        return await self._ask_all(lambda ticket: StartProfile(ticket, folder, num_steps), SLOW_REPLY_SECONDS)
 
     async def stop_profile(self) -> ControlReply:
         return await self._ask_all(StopProfile, SLOW_REPLY_SECONDS)
@@ -169,11 +170,35 @@ class TokenizerManager:
         was_paused = self.paused
         try:
             await self.pause(retract=True)
-            return await self._ask_all(lambda ticket: UpdateWeights(ticket, folder), SLOW_REPLY_SECONDS)
+            return await self._update_all(folder)
         finally:
             self._forget_caches()
             if not was_paused:
                 await self.resume()
+
+    async def _update_all(self, folder: str) -> ControlReply:
+        """All engines have the new weights behind it, or all the old ones; else the server has failed."""
+
+        async def update(leaders: Iterable[Sender], folder: str | None) -> list[ControlReply]:
+            asked = [self.ask(leader, lambda t: UpdateWeights(t, folder), SLOW_REPLY_SECONDS) for leader in leaders]
+            return await asyncio.gather(*asked)
+
+        try:
+            replies = await update(self._leaders, folder)
+            refusal = next((reply for reply in replies if not reply.ok), None)
+            if refusal is None:
+                return replies[0]
+            taken = [leader for leader, reply in zip(self._leaders, replies, strict=True) if reply.ok]
+            same = all(reply.ok for reply in await update(taken, None))
+        except RequestError:  # one does not answer in time
+            same = len(self._leaders) == 1
+            if same:
+                raise
+        if not same:
+            self.fail("the engines may have different weights, because one could not be updated")
+            self.broken.set()
+            raise RequestError(f"The engine has failed: {self.failure}", status=503)
+        return refusal
 
     def _forget_caches(self) -> None:
         for engine in range(len(self._leaders)):

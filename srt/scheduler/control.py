@@ -80,7 +80,7 @@ class Control:
                 fault = self._update_weights(folder)
         self._outlet.reply(ControlReply(item.ticket, not fault, fault))
 
-    def _update_weights(self, folder: str) -> str:
+    def _update_weights(self, folder: str | None) -> str:
         if not self.paused or self._planner.running:
             return "Generation is not paused."
         # Whether or not it succeeds: a replay of the inboxes cannot know.
@@ -114,5 +114,5 @@ class NoMaintenance:
     def stop_profile(self) -> str:
         return "This executor makes no profiles."
 
-    def update_weights(self, folder: str) -> str:
+    def update_weights(self, folder: str | None) -> str:
         return "This executor has no weights."

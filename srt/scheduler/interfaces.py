@@ -110,8 +110,8 @@ class Maintenance(Protocol):
 
     def stop_profile(self) -> str: ...
 
-    def update_weights(self, folder: str) -> str:
-        """On all ranks, or on none."""
+    def update_weights(self, folder: str | None) -> str:
+        """On all ranks, or on none. Without a `folder` those before the last ones."""
 
 
 class Record(Protocol):

@@ -69,6 +69,8 @@ def test_other_weights(tmp_path):
     assert maintenance.update_weights(str(tmp_path / "new")) == ""
     assert driver.generate([driver.tenant(1, prompt, GREEDY)], 6) == [greedy_reference(new, prompt, 6)]
     assert greedy_reference(old, prompt, 6) != greedy_reference(new, prompt, 6)
+    assert maintenance.update_weights(None) == ""
+    assert driver.generate([driver.tenant(2, prompt, GREEDY)], 6) == [greedy_reference(old, prompt, 6)]
 
 
 @pytest.mark.parametrize("whose", ["own", "another"])

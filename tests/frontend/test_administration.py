@@ -192,10 +192,21 @@ def test_weights_are_looked_at_before_anything_stops(tmp_path):
         wider = checkpoint(tmp_path / "wider", hidden_size=16)
         cut = checkpoint(tmp_path / "cut")
         (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-1])
+        endless = checkpoint(tmp_path / "endless")
+        (endless / "config.json").write_text(json.dumps({**SHAPES, "num_hidden_layers": 10**9}))
         no_file = checkpoint(tmp_path / "no file")
         (no_file / "model.safetensors").unlink()
         (no_file / "model.safetensors").mkdir()
-        for path in (wider, cut, no_file, tmp_path / "nowhere", "~nobody.at.all/x", "/" + "x" * 300, "/tmp/\0"):
+        for path in (
+            wider,
+            cut,
+            endless,
+            no_file,
+            tmp_path / "nowhere",
+            "~nobody.at.all/x",
+            "/" + "x" * 300,
+            "/tmp/\0",
+        ):
             assert told(server, "/update_weights_from_disk", {"model_path": str(path)})[0] == 400
         assert server.engine.asked == []
         body = {"model_path": str(good), "weight_version": "v2", "flush_cache": True}
@@ -219,7 +230,28 @@ def test_weights_that_an_engine_cannot_take(server, monkeypatch, tmp_path):
     server.engines[1].fault = "rank 1: the disk is gone"
     code, _, raw = told(server, "/update_weights_from_disk", {"model_path": "x"})
     assert (code, json.loads(raw)["success"], json.loads(raw)["message"]) == (400, False, "rank 1: the disk is gone")
-    assert asked(server)[0] == [PauseGeneration(0), PauseGeneration(0, True), UpdateWeights(0, str(tmp_path))]
+    pauses, update = [PauseGeneration(0), PauseGeneration(0, True)], UpdateWeights(0, str(tmp_path))
+    assert asked(server) == [[*pauses, update, UpdateWeights(0, None)], [*pauses, update]], "all have the old ones"
     assert server.get("/model_info")[1]["weight_version"] == "default"
     server.engines[1].fault = ""
     told(server, "/continue_generation")
+
+
+def test_engines_of_which_one_cannot_go_back_end(monkeypatch, tmp_path):
+    monkeypatch.setattr("srt.frontend.administration.Administration._compatible_folder", lambda self, path: tmp_path)
+    folder = tmp_path / "s"
+    folder.mkdir()
+    with Server(folder, dp_size=2) as server:
+        takes, refuses = server.engines
+        refuses.fault = "rank 0: the disk is gone"
+        hear = takes._hear
+
+        def hear_and_fail_to_go_back(item, out):
+            takes.fault = "rank 0: the disk is gone" if item == UpdateWeights(item.ticket, None) else ""
+            hear(item, out)
+
+        takes._hear = hear_and_fail_to_go_back
+        code, _, raw = told(server, "/update_weights_from_disk", {"model_path": "x"})
+        assert (code, "different weights" in json.loads(raw)["error"]["message"]) == (503, True)
+        assert "different weights" in server.run(server.frontend.fault())
+        assert server.request("GET", "/health")[0] == 503
