@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -32,15 +33,27 @@ class Access:
         self._origins = config.cors_allowed
 
     def check(self, request: web.BaseRequest) -> None:
-        """RequestError with 401 for a key that is missing or wrong."""
+        """RequestError with 401 for a key that is missing or wrong; where none is needed, 403 for others' web pages."""
         if request.path in self._open:
             return
         expected = self._admin_keys if request.path in self._admin else self._user_keys
         if not expected:
+            self._check_page(request)
             return
         given = credential(request)
         if not any([hmac.compare_digest(given, one) for one in expected]):  # as long for each of them
             raise RequestError("The API key is missing or wrong.", status=401, code="invalid_api_key")
+
+    def _check_page(self, request: web.BaseRequest) -> None:
+        """A page can have its reader's browser send requests to this machine, though it cannot read the answers."""
+        origin = request.headers.get("Origin")
+        if request.method in ("GET", "HEAD") and request.path not in self._admin:
+            return
+        if "*" not in self._origins and origin not in self._origins and _is_of_another_site(request, origin):
+            raise RequestError(
+                "A web page of another origin has sent this; --cors-origins names those that may.",
+                status=403, code="origin_not_allowed",
+            )  # fmt: skip
 
     def preflight(self, request: web.BaseRequest) -> web.Response | None:
         """The answer to a browser that asks whether a page's script may send a request; None for other requests."""
@@ -65,3 +78,19 @@ class Access:
         response.headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin
         response.headers["Access-Control-Expose-Headers"] = "X-Request-ID, Retry-After"
         return True
+
+
+def _is_of_another_site(request: web.BaseRequest, origin: str | None) -> bool:
+    """Browsers say so themselves, but to hosts without TLS. Programs that are no browsers have no site."""
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    if origin is None:
+        return False
+    if origin == "null":
+        return True
+    try:
+        scheme, host = urlsplit(origin)[:2]
+    except ValueError:
+        return True
+    return scheme in ("http", "https") and host != request.host

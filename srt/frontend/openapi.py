@@ -33,8 +33,8 @@ class Description:
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = [
             *routes,
-            Route("GET", "/openapi.json", self.json, "This description"),
-            Route("GET", "/docs", self.docs, "The same to read", text=True),
+            Route("GET", "/openapi.json", self.json, "This description", open=True),
+            Route("GET", "/docs", self.docs, "The same to read", text=True, open=True),
         ]
         self._document = document(self.routes)
         self._page = page(self._document)

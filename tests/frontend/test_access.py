@@ -26,6 +26,12 @@ def open_server(tmp_path_factory):
         yield running
 
 
+@pytest.fixture(scope="module")
+def keyless_server(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("s"), cors_origins="https://a.example") as running:
+        yield running
+
+
 def status(server, method, path, key=None, header="Authorization"):
     headers = {} if key is None else {header: f"Bearer {key}" if header == "Authorization" else key}
     return server.request(method, path, b"{}" if method == "POST" else None, headers)[0]
@@ -70,6 +76,46 @@ def test_pages_of_all_origins_also_read_streams_and_errors(open_server):
         got, headers, _ = open_server.request("POST", "/v1/completions", body, page)
         assert (got, headers["Access-Control-Allow-Origin"]) == (code, "*")
     assert open_server.request("GET", "/health")[1]["Access-Control-Allow-Origin"] is None
+
+
+OTHERS = [
+    {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"},
+    {"Origin": "http://127.0.0.1:8080", "Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "cross-site"},  # without a script
+    {"Origin": "http://evil.example"},  # to a host without TLS
+    {"Origin": "null"},
+    {"Origin": "http://[nonsense"},
+]
+OWN = [
+    {},
+    {"Origin": "https://behind.a.proxy", "Sec-Fetch-Site": "same-origin"},
+    {"Sec-Fetch-Site": "none"},
+    {"Origin": "http://127.0.0.1:{port}"},
+    {"Origin": "app://of-its-own"},
+    {"Origin": "https://a.example", "Sec-Fetch-Site": "cross-site"},
+]
+
+
+@pytest.mark.parametrize(("headers", "others"), [*((one, True) for one in OTHERS), *((one, False) for one in OWN)])
+def test_pages_of_other_origins_send_nothing_where_no_key_is_asked_for(keyless_server, headers, others):
+    """A browser would send it, though the page could not read the answer."""
+    headers = {name: value.replace("{port}", str(keyless_server.port)) for name, value in headers.items()}
+    for method, path, body in (("POST", "/flush_cache", None), ("POST", "/v1/completions", {"prompt": "a"})):
+        code, _, raw = keyless_server.request(method, path, body, headers)
+        assert code == (403 if others else 200)
+        assert not others or strict_json(raw)["error"]["code"] == "origin_not_allowed"
+    assert keyless_server.request("GET", "/v1/models", headers=headers)[0] == 200
+    if "Sec-Fetch-Site" in headers:
+        assert keyless_server.request("GET", "/flush_cache", headers=headers)[0] == (403 if others else 200)
+
+
+def test_what_asks_for_a_key_asks_for_no_origin(server):
+    headers = {"Authorization": "Bearer root", "Origin": "http://evil.example"}
+    assert server.request("POST", "/flush_cache", headers=headers)[0] == 200
+
+
+def test_the_description_is_open(server):
+    assert [status(server, "GET", path) for path in ("/docs", "/openapi.json")] == [200, 200]
 
 
 def test_a_body_above_the_limit(server):
