@@ -125,4 +125,7 @@ def check_token_bytes(tokenizer: tokenizers.Tokenizer, token_bytes: TokenBytes) 
 
 def _content(token: Any) -> str | None:
     """A special token in tokenizer_config.json is a string, or an object with `content`."""
-    return token.get("content") if isinstance(token, dict) else token
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str | None):
+        raise ModelError(f"tokenizer_config.json: a special token must be a string, not {content!r}")
+    return content

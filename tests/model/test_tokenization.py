@@ -125,6 +125,12 @@ def test_bos_follows_the_post_processor_unless_the_config_says(tmp_path, add_bos
     assert tokenizer.encode("a fox", True)[wanted:] == tokenizer.encode("a fox", False)
 
 
+def test_a_special_token_that_is_no_text_is_one_sentence(tmp_path):
+    folder = folder_of(tmp_path, checkpoints.byte_level_tokenizer().to_str(), {"bos_token": 7})
+    with pytest.raises(ModelError, match="a special token must be a string, not 7"):
+        Tokenizer.from_folder(folder)
+
+
 def test_other_threads_run_while_a_long_text_is_encoded(default_tokenizer):
     text = " ".join(LLAMA_CPP["texts"]) * 60
     busy = threading.Thread(target=default_tokenizer.encode, args=(text, False))
