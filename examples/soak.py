@@ -107,22 +107,22 @@ class Soak:
         reason = choice["meta_info"]["finish_reason"] if "meta_info" in choice else choice["finish_reason"]
         return reason["type"] if isinstance(reason, dict) else reason
 
-    async def get(self, path: str) -> Any:
-        async with self._session.get(self._url + path) as response:
+
+async def left_behind(session: aiohttp.ClientSession, base_url: str) -> tuple[bool, dict[str, Any]]:
+    """Whether the server comes to rest, with every slot free or cached; and what is left if it does not."""
+
+    async def get(path: str) -> Any:
+        async with session.get(base_url.rstrip("/") + path) as response:
             return await response.json()
 
-    async def wait_idle(self) -> tuple[bool, dict[str, Any]]:
-        deadline = time.monotonic() + IDLE_SECONDS
-        while True:
-            load = (await self.get("/v1/loads"))["loads"][0]
-            pool = (await self.get("/server_info"))["pool"]
-            left = {"running": load["num_running_reqs"], "waiting": load["num_waiting_reqs"], **pool}
-            busy = (
-                left["running"] or left["waiting"] or pool["locked"] or pool["free"] + pool["cached"] != pool["total"]
-            )
-            if not busy or time.monotonic() > deadline:
-                return not busy, left
-            await asyncio.sleep(0.05)
+    deadline = time.monotonic() + IDLE_SECONDS
+    while True:
+        load, pool = (await get("/v1/loads"))["loads"][0], (await get("/server_info"))["pool"]
+        left = {"running": load["num_running_reqs"], "waiting": load["num_waiting_reqs"], **pool}
+        busy = left["running"] or left["waiting"] or pool["locked"] or pool["free"] + pool["cached"] != pool["total"]
+        if not busy or time.monotonic() > deadline:
+            return not busy, left
+        await asyncio.sleep(0.05)
 
 
 def memory_mb(main_pid: int) -> dict[str, float]:
@@ -153,7 +153,7 @@ async def main() -> int:
         before = memory_mb(args.pid) if args.pid else {}
         await soak.run(warm, args.requests, args.concurrency)
         seconds = time.monotonic() - began
-        idle, left = await soak.wait_idle()
+        idle, left = await left_behind(session, args.base_url)
         after = memory_mb(args.pid) if args.pid else {}
     result = {
         "requests": args.requests,

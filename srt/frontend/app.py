@@ -255,6 +255,7 @@ def _door(services: Services, access: Access) -> Callable[[web.Request, Handler]
             response = _error_response(request, _of_http(error, services), error.headers.get("Allow"))
         except web.RequestPayloadError:
             response = _error_response(request, RequestError("The body is not encoded as its headers say."))
+            response.force_close()  # nobody knows where the next request begins
         except ConnectionError:
             response = web.Response()  # nobody is left to read it
         except RecursionError:  # what could be read just so is too deep to be written again
