@@ -124,8 +124,7 @@ class RadixCache:
             node, replaced = self._replace(node, key, start + taken, slots[taken:])
             taken += replaced
         if taken < len(slots):
-            node = self._store(node, key[(start + taken) * TOKEN_BYTES :], slots[taken:].copy())
-            node.lock_ref = 1
+            node = self._store(node, key[(start + taken) * TOKEN_BYTES :], slots[taken:])
         return node, duplicates
 
     def release(self, node: Node) -> None:
@@ -181,12 +180,20 @@ class RadixCache:
                     self.evictable_tokens -= len(node.slots)
             node.lock_ref += 1
 
-    def _store(self, parent: Node, key: bytes, slots: np.ndarray) -> Node:
-        """New pages enter the tree, as a leaf below `parent`."""
-        node = parent.children[key[: self._page_bytes]] = Node(key, slots, parent)
-        self.cached_tokens += len(slots)
+    def _store(self, end: Node, key: bytes, slots: np.ndarray) -> Node:
+        """New pages enter the tree behind all of the locked `end`; returns the node they are in, locked.
+
+        A leaf that nobody else uses grows, so that a prompt computed in many pieces does not stay in pieces.
+        """
         if self._observer is not None:
-            self._observer.stored(parent, key, slots)
+            self._observer.stored(end, key, slots)
+        self.cached_tokens += len(slots)
+        if end.lock_ref == 1 and not end.children and end.parent is not None:
+            end.key += key
+            end.slots = np.concatenate((end.slots, slots))
+            return end
+        node = end.children[key[: self._page_bytes]] = Node(key, slots.copy(), end)
+        node.lock_ref = 1
         return node
 
     def _replace(self, node: Node, key: bytes, start: int, slots: np.ndarray) -> tuple[Node, int]:

@@ -305,11 +305,9 @@ def test_deep_chains() -> None:
     ledger = make(num_pages=depth + 10, context_length=depth + 10)
     tokens = key(*range(depth))
     tenancy = ledger.open(b"", tokens, depth)
-    for end in range(1, depth + 1):
-        ledger.share(tenancy, tokens[: end * 4])
-    check_ledger(ledger)
-    assert len(list(ledger.cache.order)) == 0
-    ledger.close(tenancy, None)
+    ledger.close(tenancy, tokens)
+    for end in range(depth - 1, 0, -1):
+        ledger.close(ledger.open(b"", tokens[: end * 4], end), None)
     assert len(list(ledger.cache.order)) == depth
     check_ledger(ledger)
     assert ledger.peek(b"", tokens) == depth
@@ -320,6 +318,22 @@ def test_deep_chains() -> None:
     ledger.open(b"", b"", depth // 2)
     assert ledger.peek(b"", tokens) == depth + 10 - depth // 2
     check_ledger(ledger)
+
+
+def test_a_prompt_in_pieces_is_one_node_as_long_as_nobody_else_uses_it() -> None:
+    ledger = make(num_pages=64, context_length=32)
+    first = ledger.open(b"", key(*range(20)), 20)
+    for end in (3, 4, 9):
+        ledger.share(first, key(*range(end)))
+    assert first.node.key == key(*range(9))
+    assert first.node.slots.tolist() == ledger.table[first.row, :9].tolist()
+    second = ledger.open(b"", key(*range(9)), 10)
+    assert second.node is first.node
+    ledger.share(first, key(*range(12)))
+    assert first.node.parent is second.node
+    assert first.node.key == key(9, 10, 11)
+    check_ledger(ledger)
+    assert ledger.peek(b"", key(*range(20))) == 12
 
 
 def corrupt_count(ledger: Ledger, tenancy: Tenancy) -> None:
