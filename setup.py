@@ -6,7 +6,7 @@ from setuptools import Extension, setup
 
 CPU_KERNELS = Extension(
     "lockstep_cpu",
-    ["srt/kernels/cpu.c", "srt/kernels/cpu_attention.c"],
+    ["srt/kernels/cpu.c", "srt/kernels/cpu_attention.c", "srt/kernels/cpu_team.c"],
     depends=["srt/kernels/cpu.h"],
     extra_compile_args=["-O3", "-mavx2", "-mfma", "-mf16c", "-fopenmp", "-fno-math-errno"],
     extra_link_args=["-fopenmp"],

@@ -73,13 +73,15 @@ class Services:
         return self.config.max_body_size or max(1 << 20, BYTES_PER_TOKEN * self.limits.context_length)
 
     def memory_usage(self, engine: int) -> dict[str, Any]:
-        """In GB, but for `token_capacity`."""
+        """In GB, but for what counts tokens: of the pool, and of host memory, if there is some, with the least that are
+        copied back from there."""
         info = self.infos[engine]
         memory = info.get("memory", {})
         return {
             "weight_gb": memory.get("weights_bytes", 0) / 1e9,
             "kv_cache_gb": memory.get("kv_bytes", 0) / 1e9,
             "token_capacity": info["pool_tokens"],
+            **{name: memory[name] for name in ("host_tokens", "restore_least") if name in memory},
         }
 
     def owner(self, request: web.Request) -> bytes:

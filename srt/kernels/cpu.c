@@ -1,5 +1,5 @@
 /* L4, each rank: the loops in which a CPU spends a step, for x86-64 with AVX2, FMA and F16C. Attention is in
- * cpu_attention.c.
+ * cpu_attention.c, the threads that share the work in cpu_team.c.
  *
  * Python gives addresses and sizes; srt/kernels/cpu.py knows what they mean and checks them. Activations are
  * float32 and rows are contiguous. Shapes: N tokens, I input and O output features, D normalised features, F features
@@ -88,79 +88,109 @@ INLINE void any_tile(int rows, int half, const float *x, const uint16_t *panel, 
     }
 }
 
-INLINE void panels_times(int half, const float *x, long tokens, const uint16_t *weight, long inputs, long outputs,
-                         const float *bias, float *y, long begin, long end)
+typedef struct {
+    int half; /* weights are float16, else bfloat16 */
+    const float *x;
+    const uint16_t *weight;
+    const float *bias;
+    float *y;
+    long tokens, inputs, outputs;
+} Linear;
+
+INLINE void panels_times(int half, const Linear *a, long begin, long end)
 {
     float out[TILE_ROWS * LANES];
-    long tiles = (tokens + TILE_ROWS - 1) / TILE_ROWS;
+    long tiles = (a->tokens + TILE_ROWS - 1) / TILE_ROWS;
     for (long first = begin; first < end; first += GROUP)
         for (long t = 0, token = 0; t < tiles; t++) {
-            int rows = (int)((tokens - token) / (tiles - t)); /* as equal as they come: two tiles of 4, not 6 and 2 */
+            int rows = (int)((a->tokens - token) / (tiles - t)); /* as equal as they come: two tiles of 4, not 6 and 2 */
             for (long p = first; p < MIN(first + GROUP, end); p++) {
-                any_tile(rows, half, x + token * inputs, weight + p * inputs * LANES, inputs, out);
-                long base = p * LANES, count = MIN(LANES, outputs - base);
+                const uint16_t *panel = a->weight + p * a->inputs * LANES;
+                any_tile(rows, half, a->x + token * a->inputs, panel, a->inputs, out);
+                long base = p * LANES, count = MIN(LANES, a->outputs - base);
                 for (int r = 0; r < rows; r++) {
-                    float *to = y + (token + r) * outputs + base;
-                    for (long o = 0; o < count; o++) to[o] = out[r * LANES + o] + (bias ? bias[base + o] : 0.0f);
+                    float *to = a->y + (token + r) * a->outputs + base;
+                    for (long o = 0; o < count; o++) to[o] = out[r * LANES + o] + (a->bias ? a->bias[base + o] : 0.0f);
                 }
             }
             token += rows;
         }
 }
 
-static void linear(int half, const float *x, long tokens, const uint16_t *weight, long inputs, long outputs,
-                   const float *bias, float *y)
+static void linear_of(const void *argument, long begin, long end)
 {
-    long panels = (outputs + LANES - 1) / LANES;
-#pragma omp parallel
-    {
-        long threads = omp_get_num_threads(), own = omp_get_thread_num();
-        long begin = panels * own / threads, end = panels * (own + 1) / threads;
-        if (half)
-            panels_times(1, x, tokens, weight, inputs, outputs, bias, y, begin, end);
-        else
-            panels_times(0, x, tokens, weight, inputs, outputs, bias, y, begin, end);
-    }
+    const Linear *a = argument;
+    if (a->half)
+        panels_times(1, a, begin, end);
+    else
+        panels_times(0, a, begin, end);
+}
+
+static void linear(const Linear *a)
+{
+    share_out(linear_of, a, (a->outputs + LANES - 1) / LANES, 1);
 }
 
 /* ---- between the matrices ----------------------------------------------------------------------------------------- */
 
-/* In `rows` rows of `heads` vectors of D features each: y = x / sqrt(mean(x²) + eps) · w. */
-static void rms_norm(const float *x, long x_stride, float *y, long y_stride, const float *weight, long rows, long heads,
-                     long size, float eps)
+typedef struct {
+    const float *x, *weight;
+    float *y;
+    long x_stride, y_stride, rows, heads, size;
+    float eps;
+} RmsNorm;
+
+static void rms_norm_of(const void *argument, long begin, long end)
 {
-#pragma omp parallel for collapse(2) schedule(static) if (rows * heads * size > SERIAL)
-    for (long r = 0; r < rows; r++)
-        for (long h = 0; h < heads; h++) {
-            const float *from = x + r * x_stride + h * size;
-            float *to = y + r * y_stride + h * size;
+    const RmsNorm *a = argument;
+    for (long r = begin; r < end; r++)
+        for (long h = 0; h < a->heads; h++) {
+            const float *from = a->x + r * a->x_stride + h * a->size;
+            float *to = a->y + r * a->y_stride + h * a->size;
             __m256 squares[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-            for (long d = 0; d < size; d += 16)
+            for (long d = 0; d < a->size; d += 16)
                 for (int u = 0; u < 2; u++) {
                     __m256 value = _mm256_loadu_ps(from + d + 8 * u);
                     squares[u] = _mm256_fmadd_ps(value, value, squares[u]);
                 }
-            float mean = sum8(_mm256_add_ps(squares[0], squares[1])) / (float)size;
-            __m256 scale = _mm256_set1_ps(1.0f / sqrtf(mean + eps));
-            for (long d = 0; d < size; d += 8) {
+            float mean = sum8(_mm256_add_ps(squares[0], squares[1])) / (float)a->size;
+            __m256 scale = _mm256_set1_ps(1.0f / sqrtf(mean + a->eps));
+            for (long d = 0; d < a->size; d += 8) {
                 __m256 value = _mm256_mul_ps(_mm256_loadu_ps(from + d), scale);
-                _mm256_storeu_ps(to + d, _mm256_mul_ps(value, _mm256_loadu_ps(weight + d)));
+                _mm256_storeu_ps(to + d, _mm256_mul_ps(value, _mm256_loadu_ps(a->weight + d)));
             }
         }
 }
 
-/* In place: pairs of neighbours of the first `heads` heads of each token, multiplied as complex numbers. */
-static void rotate(float *x, long stride, const float *turns, long tokens, long heads, long size)
+/* In `rows` rows of `heads` vectors of D features each: y = x / sqrt(mean(x²) + eps) · w. */
+static void rms_norm(const RmsNorm *a)
 {
-#pragma omp parallel for schedule(static) if (tokens * heads * size > SERIAL)
-    for (long n = 0; n < tokens; n++)
-        for (long h = 0; h < heads; h++)
-            for (long c = 0; c < size; c += 8) {
-                float *at = x + n * stride + h * size + c;
-                __m256 pair = _mm256_loadu_ps(at), turn = _mm256_loadu_ps(turns + n * size + c);
+    share_out(rms_norm_of, a, a->rows, SERIAL / (a->heads * a->size));
+}
+
+typedef struct {
+    float *x;
+    const float *turns;
+    long stride, tokens, heads, size;
+} Rotate;
+
+static void rotate_of(const void *argument, long begin, long end)
+{
+    const Rotate *a = argument;
+    for (long n = begin; n < end; n++)
+        for (long h = 0; h < a->heads; h++)
+            for (long c = 0; c < a->size; c += 8) {
+                float *at = a->x + n * a->stride + h * a->size + c;
+                __m256 pair = _mm256_loadu_ps(at), turn = _mm256_loadu_ps(a->turns + n * a->size + c);
                 __m256 crossed = _mm256_mul_ps(_mm256_permute_ps(pair, 0xB1), _mm256_movehdup_ps(turn));
                 _mm256_storeu_ps(at, _mm256_fmaddsub_ps(pair, _mm256_moveldup_ps(turn), crossed));
             }
+}
+
+/* In place: pairs of neighbours of the first `heads` heads of each token, multiplied as complex numbers. */
+static void rotate(const Rotate *a)
+{
+    share_out(rotate_of, a, a->tokens, SERIAL / (a->heads * a->size));
 }
 
 /* Each token's keys and values, `width` elements, to its slot. */
@@ -178,37 +208,59 @@ static void store(int half, const float *kv, long stride, const int64_t *slots, 
     }
 }
 
-static void silu_and_mul(const float *gate_up, float *y, long tokens, long size)
+typedef struct {
+    const float *gate_up;
+    float *y;
+    long tokens, size;
+} SiluAndMul;
+
+static void silu_and_mul_of(const void *argument, long begin, long end)
 {
-#pragma omp parallel for schedule(static) if (tokens * size > SERIAL)
-    for (long n = 0; n < tokens; n++)
-        for (long f = 0; f < size; f += 8) {
-            const float *at = gate_up + 2 * n * size + f;
-            __m256 gate = _mm256_loadu_ps(at), up = _mm256_loadu_ps(at + size), one = _mm256_set1_ps(1.0f);
+    const SiluAndMul *a = argument;
+    for (long n = begin; n < end; n++)
+        for (long f = 0; f < a->size; f += 8) {
+            const float *at = a->gate_up + 2 * n * a->size + f;
+            __m256 gate = _mm256_loadu_ps(at), up = _mm256_loadu_ps(at + a->size), one = _mm256_set1_ps(1.0f);
             __m256 power = exp8(_mm256_sub_ps(_mm256_setzero_ps(), gate));
             __m256 silu = _mm256_div_ps(gate, _mm256_add_ps(one, power));
-            _mm256_storeu_ps(y + n * size + f, _mm256_mul_ps(silu, up));
+            _mm256_storeu_ps(a->y + n * a->size + f, _mm256_mul_ps(silu, up));
         }
 }
 
-/* The first of the largest values of each row. */
-static void argmax(const float *x, long stride, long rows, long size, int64_t *to)
+static void silu_and_mul(const SiluAndMul *a)
 {
-#pragma omp parallel for schedule(static) if (rows * size > SERIAL)
-    for (long r = 0; r < rows; r++) {
-        const float *row = x + r * stride;
+    share_out(silu_and_mul_of, a, a->tokens, SERIAL / a->size);
+}
+
+typedef struct {
+    const float *x;
+    int64_t *to;
+    long stride, rows, size;
+} Argmax;
+
+static void argmax_of(const void *argument, long begin, long end)
+{
+    const Argmax *a = argument;
+    for (long r = begin; r < end; r++) {
+        const float *row = a->x + r * a->stride;
         __m256 most = _mm256_set1_ps(-INFINITY);
         long i = 0;
-        for (; i + 8 <= size; i += 8) most = _mm256_max_ps(_mm256_loadu_ps(row + i), most);
+        for (; i + 8 <= a->size; i += 8) most = _mm256_max_ps(_mm256_loadu_ps(row + i), most);
         float best = max8(most);
-        for (; i < size; i++) best = row[i] > best ? row[i] : best;
-        to[r] = 0;
-        for (i = 0; i < size; i++)
+        for (; i < a->size; i++) best = row[i] > best ? row[i] : best;
+        a->to[r] = 0;
+        for (i = 0; i < a->size; i++)
             if (row[i] == best) {
-                to[r] = i;
+                a->to[r] = i;
                 break;
             }
     }
+}
+
+/* The first of the largest values of each row. */
+static void argmax(const Argmax *a)
+{
+    share_out(argmax_of, a, a->rows, SERIAL / a->size);
 }
 
 /* ---- the module ---------------------------------------------------------------------------------------------------- */
@@ -242,11 +294,26 @@ static int integers(PyObject *const *args, Py_ssize_t given, int count, int64_t 
     }
 
 FUNCTION(linear, 8,
-         linear((int)a[0], (float *)a[1], a[2], (uint16_t *)a[3], a[4], a[5], (float *)a[6], (float *)a[7]))
-FUNCTION(rotate, 6, rotate((float *)a[0], a[1], (float *)a[2], a[3], a[4], a[5]))
+         linear(&(Linear){.half = (int)a[0],
+                          .x = (float *)a[1],
+                          .tokens = a[2],
+                          .weight = (uint16_t *)a[3],
+                          .inputs = a[4],
+                          .outputs = a[5],
+                          .bias = (float *)a[6],
+                          .y = (float *)a[7]}))
+FUNCTION(rotate, 6,
+         rotate(&(Rotate){.x = (float *)a[0],
+                          .stride = a[1],
+                          .turns = (float *)a[2],
+                          .tokens = a[3],
+                          .heads = a[4],
+                          .size = a[5]}))
 FUNCTION(store, 7, store((int)a[0], (float *)a[1], a[2], (int64_t *)a[3], a[4], a[5], (void *)a[6]))
-FUNCTION(silu_and_mul, 4, silu_and_mul((float *)a[0], (float *)a[1], a[2], a[3]))
-FUNCTION(argmax, 5, argmax((float *)a[0], a[1], a[2], a[3], (int64_t *)a[4]))
+FUNCTION(silu_and_mul, 4,
+         silu_and_mul(&(SiluAndMul){.gate_up = (float *)a[0], .y = (float *)a[1], .tokens = a[2], .size = a[3]}))
+FUNCTION(argmax, 5,
+         argmax(&(Argmax){.x = (float *)a[0], .stride = a[1], .rows = a[2], .size = a[3], .to = (int64_t *)a[4]}))
 #define ATTENTION                                                                                                      \
     {.half = (int)a[0],                                                                                                \
      .q = (float *)a[1],                                                                                               \
@@ -276,7 +343,15 @@ static PyObject *py_rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t g
     double eps = PyFloat_AsDouble(args[8]);
     if ((eps == -1.0 && PyErr_Occurred()) || !integers(args, 8, 8, a)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    rms_norm((float *)a[0], a[1], (float *)a[2], a[3], (float *)a[4], a[5], a[6], a[7], (float)eps);
+    rms_norm(&(RmsNorm){.x = (float *)a[0],
+                        .x_stride = a[1],
+                        .y = (float *)a[2],
+                        .y_stride = a[3],
+                        .weight = (float *)a[4],
+                        .rows = a[5],
+                        .heads = a[6],
+                        .size = a[7],
+                        .eps = (float)eps});
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -5,7 +5,6 @@
 
 #include <immintrin.h>
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +44,12 @@ INLINE __m256 exp8(__m256 x)
     __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(e), power));
 }
+
+/* Does the items from `begin` on, up to `end`. */
+typedef void (*Work)(const void *argument, long begin, long end);
+
+/* All items, in pieces of at least `least` that threads claim, the first pieces first; returns when they are done. */
+void share_out(Work work, const void *argument, long items, long least);
 
 /* Rows of the batch that attend to what is stored of them. */
 typedef struct {

@@ -5,6 +5,8 @@
  * sum of values the largest score and the sum of the weights relative to it are kept.
  */
 
+#include <stdatomic.h>
+
 #include "cpu.h"
 
 INLINE __m256 load_cached(int half, const char *at, long i)
@@ -22,6 +24,7 @@ INLINE __m256 load_cached(int half, const char *at, long i)
 enum { CHUNK = 256 }; /* positions of a task */
 enum { AHEAD = 8 };   /* positions between asking for a key or value and using it: slots lie anywhere in memory */
 enum { HEADS = 4 };   /* query heads that share one read of a key */
+enum { MERGED = 8 };  /* rows whose parts are put together by one thread: for fewer others are not worth waking */
 
 INLINE void heads_of_chunk(int half, int heads, const float *q, long size, const char **keys, const char **values,
                            long count, float *part)
@@ -104,11 +107,34 @@ INLINE void chunk_of_head(int half, const Attention *a, long row, long kv_head, 
     }
 }
 
-/* `first[row]` is the row's first chunk among all rows'. */
-static void merge(const Attention *a, const long *first, const float *parts, long row, long head)
+typedef struct {
+    const Attention *a;
+    long *first;  /* of each row, its first chunk among all rows' */
+    long *row_of; /* of each chunk */
+    float *parts;
+} Parts;
+
+static void chunks_of(const void *argument, long begin, long end)
 {
-    long shared = a->num_heads / a->num_kv_heads, width = a->head_dim + 2, chunks = first[row + 1] - first[row];
-    const float *part = parts + ((first[row] * a->num_kv_heads + head / shared) * shared + head % shared) * width;
+    const Parts *p = argument;
+    const Attention *a = p->a;
+    long kv_heads = a->num_kv_heads, shared = a->num_heads / kv_heads;
+    for (long task = begin; task < end; task++) {
+        long chunk = task / kv_heads, row = p->row_of[chunk], position = (chunk - p->first[row]) * CHUNK;
+        float *part = p->parts + task * shared * (a->head_dim + 2);
+        if (a->half)
+            chunk_of_head(1, a, row, task % kv_heads, position, part);
+        else
+            chunk_of_head(0, a, row, task % kv_heads, position, part);
+    }
+}
+
+/* The parts of a row and head become one. */
+static void merge(const Parts *p, long row, long head)
+{
+    const Attention *a = p->a;
+    long shared = a->num_heads / a->num_kv_heads, width = a->head_dim + 2, chunks = p->first[row + 1] - p->first[row];
+    const float *part = p->parts + ((p->first[row] * a->num_kv_heads + head / shared) * shared + head % shared) * width;
     long step = a->num_kv_heads * shared * width;
     float *out = a->out + (row * a->num_heads + head) * a->head_dim, most = part[0], sum = 0.0f;
     for (long i = 1; i < chunks; i++) most = fmaxf(most, part[i * step]);
@@ -122,38 +148,33 @@ static void merge(const Attention *a, const long *first, const float *parts, lon
     for (long c = 0; c < a->head_dim; c++) out[c] /= sum;
 }
 
+static void merge_rows(const void *argument, long begin, long end)
+{
+    const Parts *p = argument;
+    for (long row = begin; row < end; row++)
+        for (long head = 0; head < p->a->num_heads; head++) merge(p, row, head);
+}
+
 int decode(const Attention *a)
 {
-    long *first = malloc((size_t)(a->num_rows + 1) * sizeof(long));
-    if (!first) return -1;
-    first[0] = 0;
-    for (long r = 0; r < a->num_rows; r++) first[r + 1] = first[r] + (a->lengths[r] + CHUNK - 1) / CHUNK;
-    long chunks = first[a->num_rows];
-    float *parts = malloc((size_t)(chunks * a->num_heads * (a->head_dim + 2)) * sizeof(float));
-    long *row_of = malloc((size_t)chunks * sizeof(long));
-    if (!parts || !row_of) {
-        free(first), free(parts), free(row_of);
-        return -1;
-    }
-    for (long r = 0; r < a->num_rows; r++)
-        for (long i = first[r]; i < first[r + 1]; i++) row_of[i] = r;
-#pragma omp parallel
-    {
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < chunks * a->num_kv_heads; task++) {
-            long chunk = task / a->num_kv_heads, row = row_of[chunk], kv_head = task % a->num_kv_heads;
-            float *part = parts + task * (a->num_heads / a->num_kv_heads) * (a->head_dim + 2);
-            if (a->half)
-                chunk_of_head(1, a, row, kv_head, (chunk - first[row]) * CHUNK, part);
-            else
-                chunk_of_head(0, a, row, kv_head, (chunk - first[row]) * CHUNK, part);
+    long chunks = 0;
+    for (long r = 0; r < a->num_rows; r++) chunks += (a->lengths[r] + CHUNK - 1) / CHUNK;
+    Parts p = {.a = a,
+               .first = malloc((size_t)(a->num_rows + 1) * sizeof(long)),
+               .row_of = malloc((size_t)chunks * sizeof(long)),
+               .parts = malloc((size_t)(chunks * a->num_heads * (a->head_dim + 2)) * sizeof(float))};
+    int failed = !p.first || !p.row_of || !p.parts;
+    if (!failed) {
+        p.first[0] = 0;
+        for (long r = 0; r < a->num_rows; r++) {
+            p.first[r + 1] = p.first[r] + (a->lengths[r] + CHUNK - 1) / CHUNK;
+            for (long i = p.first[r]; i < p.first[r + 1]; i++) p.row_of[i] = r;
         }
-#pragma omp for collapse(2) schedule(static)
-        for (long r = 0; r < a->num_rows; r++)
-            for (long h = 0; h < a->num_heads; h++) merge(a, first, parts, r, h);
+        share_out(chunks_of, &p, chunks * a->num_kv_heads, 1);
+        share_out(merge_rows, &p, a->num_rows, MERGED);
     }
-    free(first), free(parts), free(row_of);
-    return 0;
+    free(p.first), free(p.row_of), free(p.parts);
+    return -failed;
 }
 
 /* ---- prompt chunks --------------------------------------------------------------------------------------------------
@@ -343,9 +364,24 @@ static void attend_panels(const Attention *a, long row, long token, long tokens,
         }
 }
 
-static void lay_out(Room *room, float *memory, long size)
+static long panels_of_head(const Attention *a, long tokens)
 {
+    return (tokens * (a->num_heads / a->num_kv_heads) + QUERIES - 1) / QUERIES;
+}
+
+/* The thread's own, kept from one call to the next. False if there is no memory for it. */
+static int take_room(Room *room, long size)
+{
+    static _Thread_local float *memory = NULL;
+    static _Thread_local size_t held = 0;
+    size_t needed = (size_t)(BLOCK * (2 * size + QUERIES) + PANELS * 2 * QUERIES * size);
+    if (held < needed) {
+        free(memory);
+        memory = aligned_alloc(64, needed * sizeof(float));
+        held = memory ? needed : 0;
+    }
     room->keys = memory;
+    if (!memory) return 0;
     room->values = room->keys + BLOCK * size;
     room->scores = room->values + BLOCK * size;
     float *next = room->scores + BLOCK * QUERIES;
@@ -353,39 +389,41 @@ static void lay_out(Room *room, float *memory, long size)
         room->panels[i].q = next;
         room->panels[i].out = next + QUERIES * size;
     }
+    return 1;
 }
 
-/* All panels stand in one line, row by row and head by head, of which a task takes a piece of the same length. */
+typedef struct {
+    const Attention *a;
+    const int64_t *counts;
+    long panels; /* of all rows and heads, which stand in one line, row by row and head by head */
+    atomic_int failed;
+} Chunks;
+
+/* From the end of the line on: a row's last panels see most, and are to be begun first. */
+static void panels_of(const void *argument, long begin, long end)
+{
+    Chunks *chunks = (Chunks *)argument;
+    const Attention *a = chunks->a;
+    long first = chunks->panels - end, last = chunks->panels - begin;
+    Room room;
+    if (!take_room(&room, a->head_dim)) {
+        chunks->failed = 1;
+        return;
+    }
+    for (long row = 0, token = 0, before = 0; row < a->num_rows && before < last; token += chunks->counts[row++]) {
+        long panels = panels_of_head(a, chunks->counts[row]);
+        for (long head = 0; head < a->num_kv_heads; head++, before += panels)
+            for (long at = MAX(first, before); at < MIN(last, before + panels); at += PANELS) {
+                long count = MIN(PANELS, MIN(last, before + panels) - at);
+                attend_panels(a, row, token, chunks->counts[row], head, at - before, count, &room);
+            }
+    }
+}
+
 int prefill(const Attention *a, const int64_t *counts)
 {
-    long size = a->head_dim, shared = a->num_heads / a->num_kv_heads, total = 0;
-    size_t floats = (size_t)(BLOCK * (2 * size + QUERIES) + PANELS * 2 * QUERIES * size);
-    for (long r = 0; r < a->num_rows; r++) total += (counts[r] * shared + QUERIES - 1) / QUERIES * a->num_kv_heads;
-    long tasks = MIN(total, MAX(4 * omp_get_max_threads(), (total + PANELS - 1) / PANELS));
-    int failed = 0;
-#pragma omp parallel
-    {
-        Room room;
-        float *memory = aligned_alloc(64, floats * sizeof(float));
-        if (memory) lay_out(&room, memory, size);
-#pragma omp for schedule(dynamic)
-        for (long task = tasks - 1; task >= 0; task--) { /* a row's last panels see most */
-            long begin = total * task / tasks, end = total * (task + 1) / tasks;
-            if (!memory) {
-#pragma omp atomic write
-                failed = -1;
-                continue;
-            }
-            for (long row = 0, token = 0, before = 0; row < a->num_rows && before < end; token += counts[row++]) {
-                long panels = (counts[row] * shared + QUERIES - 1) / QUERIES;
-                for (long head = 0; head < a->num_kv_heads; head++, before += panels) {
-                    long first = MAX(begin, before), last = MIN(end, before + panels);
-                    if (first < last)
-                        attend_panels(a, row, token, counts[row], head, first - before, last - first, &room);
-                }
-            }
-        }
-        free(memory);
-    }
-    return failed;
+    Chunks chunks = {.a = a, .counts = counts};
+    for (long r = 0; r < a->num_rows; r++) chunks.panels += panels_of_head(a, counts[r]) * a->num_kv_heads;
+    share_out(panels_of, &chunks, chunks.panels, 1);
+    return -chunks.failed;
 }

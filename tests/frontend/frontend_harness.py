@@ -268,7 +268,7 @@ class Server:
             for ends in zip(endpoints, self.boards, strict=True)
         ]
         self.engine = self.engines[0]
-        info = {"pool_tokens": pool_tokens, "memory": {"weights_bytes": 1000, "kv_bytes": 2000}}
+        info = {"pool_tokens": pool_tokens, "memory": {"weights_bytes": 1000, "kv_bytes": 2000, "host_tokens": 64}}
         chat_template = ChatTemplate.from_folder(folder) if template else None
         if isinstance(template, str):
             chat_template = ChatTemplate({"default": template}, {})

@@ -96,7 +96,8 @@ def test_server_info(server):
     assert {"step", "digest"} <= info["ranks"][0].keys()
     assert info["max_total_num_tokens"] == 1024
     assert info["max_req_input_len"] == 1023
-    assert info["internal_states"][0]["memory_usage"]["weight_gb"] == 1e-6
+    memory = info["internal_states"][0]["memory_usage"]
+    assert memory == {"weight_gb": 1e-6, "kv_cache_gb": 2e-6, "token_capacity": 1024, "host_tokens": 64}
     assert info["max_running_requests"] == 8
     assert info["served_model_name"] == MODEL
 

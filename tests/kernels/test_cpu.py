@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -150,3 +151,30 @@ def test_prefill_does_not_depend_on_where_a_prompt_is_cut(start):
         return cpu.prefill(q[first:last], cache, slots, rows, lengths, counts)
 
     torch.testing.assert_close(torch.cat([of(0, 7), of(7, 60), of(60, 100)]), of(0, 100), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@needs_kernels
+def test_how_many_threads_share_the_work_changes_nothing(threads):
+    linears = [cpu.PanelLinear(randn(size, 32).bfloat16(), None) for size in (5, 50, 500, 1600)]
+    x, cache = randn(9, 32), randn(400, 2, 32)
+    slots = torch.arange(400, dtype=torch.int32)[None]
+    of_row = [torch.tensor([value]) for value in (0, 400, 9)]
+
+    def all_of_them():
+        return [linear(x) for linear in linears] + [cpu.prefill(x[:, None], cache, slots, *of_row)]
+
+    threads(1)
+    alone = all_of_them()
+    for count in (2, 7, 3) * 20:
+        threads(count)
+        assert all(map(torch.equal, all_of_them(), alone))
+    with ThreadPoolExecutor(4) as callers:
+        for several in callers.map(lambda _: all_of_them(), range(40)):
+            assert all(map(torch.equal, several, alone))

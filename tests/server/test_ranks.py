@@ -72,6 +72,29 @@ def test_ranks_of_a_small_model_answer_as_one(small_model: str, size: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", ["2", "3"])
+def test_ranks_restore_prefixes_from_host_memory(small_model: str, size: str) -> None:
+    """In a pool for one prompt, so that each evicts the one before; what comes back is what was computed."""
+    flags = ("--model-path", small_model, "--load-format", "dummy", "--random-seed", "1", "--dtype", "float32")
+    tier = ("--max-total-tokens", "512", "--hierarchical-cache-gb", "0.1", "--tp-size", size)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(1000, 40_000) for _ in range(400)] for _ in range(3)]
+    params = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+    def turn(server: Server) -> list[dict[str, Any]]:
+        return [server.ask("/generate", input_ids=ids, sampling_params=params) for ids in prompts]
+
+    with running(*flags, *tier) as server:
+        fresh, again = turn(server), turn(server)
+        memory = server.info()["internal_states"][0]["memory_usage"]
+    assert memory["host_tokens"] > 512
+    assert [reply["meta_info"]["cached_tokens"] for reply in fresh] == [0, 0, 0]
+    for first, second in zip(fresh, again, strict=True):
+        assert second["meta_info"]["cached_tokens_details"]["host"] > 100
+        assert second["output_ids"] == first["output_ids"]
+
+
+@pytest.mark.slow
 def test_three_ranks_of_the_default_model_answer_as_one(server: Server) -> None:
     """Three query heads and one KV head on each."""
     with running("--dtype", "float32", "--tp-size", "3") as three:
