@@ -11,6 +11,7 @@ vocabulary may be padded beyond them), K candidates, M masks.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,9 @@ from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, TokenMasks
 
 DEPTH = 12.0
 """Filters first look at tokens this far below the likeliest in logit/T, and at all of them where that is not enough."""
+
+FEW_WORDS = 64
+"""Of a mask: where no more of them allow anything, only what they allow is looked at."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,10 @@ class Sampler:
 
         # A request may name any id that the model's vocabulary has.
         self._edit(padded_SV, rows_S, positions_S, wanted, tokens_RP)
+        few: dict[int, torch.Tensor] = {}
         if masks is not None:
-            self._forbid(logits_SV, masks, positions_S < wanted.min_end)
-        tokens_S = self._choose(logits_SV, positions_S, wanted)
+            few = self._forbid(logits_SV, masks, positions_S < wanted.min_end)
+        tokens_S = self._choose(logits_SV, positions_S, wanted, few)
 
         if logprobs_LV is None:
             return Sampled(tokens_S)
@@ -90,40 +95,66 @@ class Sampler:
                 stops = [token for token in opened.stop_token_ids if token < len(logits_V)]
                 logits_V[torch.tensor(stops, dtype=torch.int64, device=self._device)] = -math.inf
 
-    def _forbid(self, logits_SV: torch.Tensor, masks: TokenMasks, must_go_on_S: np.ndarray) -> None:
-        forbidden = np.unpackbits((~masks.bits).astype("<i4").view(np.uint8), axis=1, bitorder="little")
+    def _forbid(self, logits_SV: torch.Tensor, masks: TokenMasks, must_go_on_S: np.ndarray) -> dict[int, torch.Tensor]:
+        """Returns, by place, the tokens of masks that allow but few; all others are forbidden without being touched."""
+        few: dict[int, torch.Tensor] = {}
+        is_short = np.count_nonzero(masks.bits, axis=1) <= FEW_WORDS
+        for index in np.flatnonzero(is_short | must_go_on_S[masks.places]):
+            place, ids = int(masks.places[index]), self._allowed(masks.bits[index])
+            # A grammar at its end allows nothing but what min_new_tokens forbids; the grammar's word counts.
+            if must_go_on_S[place] and len(ids) and float(logits_SV[place, ids].max()) == -math.inf:
+                logits_SV[place, ids] = 0.0
+            if is_short[index] and len(ids):
+                few[place] = ids
+        is_long = ~np.isin(masks.places, list(few))
+        places, bits = masks.places[is_long], masks.bits[is_long]
+        forbidden = np.unpackbits((~bits).astype("<i4").view(np.uint8), axis=1, bitorder="little")
         forbidden_MV = torch.from_numpy(forbidden[:, : self._num_tokens]).view(torch.bool).to(self._device)
-        if len(masks.places) == len(logits_SV):  # every token has one, so they are in order
+        if len(places) == len(logits_SV):  # every token has one, so they are in order
             logits_SV.masked_fill_(forbidden_MV, -math.inf)
         else:
-            for place, forbidden_V in zip(masks.places.tolist(), forbidden_MV, strict=True):
+            for place, forbidden_V in zip(places.tolist(), forbidden_MV, strict=True):
                 logits_SV[place].masked_fill_(forbidden_V, -math.inf)
-        for index in np.flatnonzero(must_go_on_S[masks.places]):
-            logits_V = logits_SV[masks.places[index]]
-            # A grammar at its end allows nothing but what min_new_tokens forbids; the grammar's word counts.
-            if float(logits_V.max()) == -math.inf:
-                logits_V.masked_fill_(~forbidden_MV[index], 0.0)
+        return few
 
-    def _choose(self, logits_SV: torch.Tensor, positions_S: np.ndarray, wanted: SamplingRows) -> torch.Tensor:
-        drawn = np.flatnonzero(wanted.temperature > 0)
-        if len(drawn) == 0:
+    def _allowed(self, bits_W: np.ndarray) -> torch.Tensor:
+        """int64, ascending."""
+        words = np.flatnonzero(bits_W)
+        places = np.flatnonzero(np.unpackbits(bits_W[words].astype("<i4").view(np.uint8), bitorder="little"))
+        ids = words[places // 32] * 32 + places % 32
+        return torch.from_numpy(ids[ids < self._num_tokens]).to(self._device)
+
+    def _choose(
+        self, logits_SV: torch.Tensor, positions_S: np.ndarray, wanted: SamplingRows, few: Mapping[int, torch.Tensor]
+    ) -> torch.Tensor:
+        alone = wanted.temperature > 0
+        alone[list(few)] = True
+        if not alone.any():
             return argmax(logits_SV)
         tokens_S = torch.empty(len(logits_SV), dtype=torch.int64, device=self._device)
-        if len(drawn) < len(logits_SV):
-            greedy = torch.from_numpy(np.flatnonzero(wanted.temperature <= 0)).to(self._device)
+        if not alone.all():
+            greedy = torch.from_numpy(np.flatnonzero(~alone)).to(self._device)
             tokens_S[greedy] = argmax(logits_SV[greedy])
         keys_S2 = row_keys(wanted.seed, positions_S)
-        for index in drawn:
-            scaled_V = logits_SV[index].div_(float(wanted.temperature[index]))
-            if wanted.filtered[index]:
-                kept = kept_tokens(
-                    scaled_V, int(wanted.top_k[index]), float(wanted.top_p[index]), float(wanted.min_p[index])
-                )
-                scores = scaled_V[kept].sub_(self._noise.negative_gumbel(keys_S2[index], kept))
-                tokens_S[index] = kept[scores.argmax()]
-            else:
-                tokens_S[index] = scaled_V.sub_(self._noise.negative_gumbel(keys_S2[index])).argmax()
+        for index in np.flatnonzero(alone).tolist():
+            ids = few.get(index)
+            logits_V = logits_SV[index] if ids is None else logits_SV[index, ids]
+            chosen = self._draw(logits_V, ids, keys_S2[index], wanted, index)
+            tokens_S[index] = chosen if ids is None else ids[chosen]
         return tokens_S
+
+    def _draw(
+        self, logits_V: torch.Tensor, ids: torch.Tensor | None, key_2: np.ndarray, wanted: SamplingRows, index: int
+    ) -> torch.Tensor:
+        """A place among `logits_V`, which belong to these tokens, or to all."""
+        if wanted.temperature[index] <= 0:
+            return argmax(logits_V[None])[0]
+        scaled_V = logits_V.div_(float(wanted.temperature[index]))
+        if not wanted.filtered[index]:
+            return scaled_V.sub_(self._noise.negative_gumbel(key_2, ids)).argmax()
+        kept = kept_tokens(scaled_V, int(wanted.top_k[index]), float(wanted.top_p[index]), float(wanted.min_p[index]))
+        scores = scaled_V[kept].sub_(self._noise.negative_gumbel(key_2, kept if ids is None else ids[kept]))
+        return kept[scores.argmax()]
 
 
 def argmax(logits_SV: torch.Tensor) -> torch.Tensor:

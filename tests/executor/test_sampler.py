@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from srt.executor import sampler as sampler_module
 from srt.executor.noise import Noise, row_keys
 from srt.executor.sampler import Sampler
 from srt.executor.sampling_table import SamplingTable
@@ -141,10 +142,13 @@ def mixed():
     return Bench(VOCAB, rows), logits
 
 
-def test_every_row_as_the_reference(mixed):
+@pytest.mark.parametrize("few_words", [0, 2, 64])
+def test_every_row_as_the_reference(mixed, few_words, monkeypatch):
+    monkeypatch.setattr(sampler_module, "FEW_WORDS", few_words)
     bench, logits = mixed
     masked = np.arange(0, 120, 4)
     allowed = np.random.default_rng(8).random((len(masked), VOCAB)) < 0.3
+    allowed[::2, 64:] = False
     bits = np.packbits(np.pad(allowed, ((0, 0), (0, -VOCAB % 32))), axis=1, bitorder="little").view(np.int32)
     tokens = bench.sample(logits, masks=TokenMasks(masked.astype(np.int32), bits)).tokens_S.tolist()
     for row, (wanted, known, prompt_len, stops) in enumerate(bench.rows):
@@ -296,7 +300,9 @@ def test_logprobs_without_alternatives():
     assert sampled.logprobs.chosen_P.shape == (1,)
 
 
-def test_a_grammar_at_its_end_wins_over_min_new_tokens():
+@pytest.mark.parametrize("few_words", [0, 64])
+def test_a_grammar_at_its_end_wins_over_min_new_tokens(few_words, monkeypatch):
+    monkeypatch.setattr(sampler_module, "FEW_WORDS", few_words)
     rows = [
         (SamplingParams(max_new_tokens=9, min_new_tokens=5, temperature=t, top_p=p), [1], 1, (9,))
         for t, p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5))
