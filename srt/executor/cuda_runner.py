@@ -23,7 +23,7 @@ from srt.executor.logprobs import LogprobTensors, rate_prompts
 from srt.executor.prompt_graph import PromptGraphs
 from srt.executor.sampler import Sampled
 from srt.executor.shape import ExecutorShape
-from srt.executor.spare_plan import plan_of_spare_slots
+from srt.executor.spare_plan import no_masks, plan_of_spare_slots
 from srt.executor.tables import RowTables
 from srt.executor.upload import upload
 from srt.kernels import sampling
@@ -105,9 +105,13 @@ class CudaRunner:
         cases += [(num_rows, 1) for num_rows in (2, 32, 64, 128) if num_rows < most_rows]
         for num_rows, length in cases:
             length = min(length, context_length - 1)
-            for wish in (FILTERS_ONLY, EVERYTHING):
+            for wish, masks in (
+                (FILTERS_ONLY, None),
+                (FILTERS_ONLY, no_masks(num_rows, self._num_tokens)),
+                (EVERYTHING, None),
+            ):
                 launched = self.forward(plan_of_spare_slots(num_rows, num_rows // 2, length, wish))
-                self.sample(launched, None)
+                self.sample(launched, masks)
                 self.result(launched)
 
     def forward(self, batch: ScheduleBatch) -> Launched:

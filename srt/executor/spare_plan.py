@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from srt.messages import SamplingParams
-from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch
+from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, TokenMasks
 
 
 def plan_of_spare_slots(num_rows: int, num_decode: int, length: int, wish: SamplingParams) -> ScheduleBatch:
@@ -25,3 +25,8 @@ def plan_of_spare_slots(num_rows: int, num_decode: int, length: int, wish: Sampl
         table_start=start,
         slots=np.zeros(int(lengths.sum()), np.int32),
     )
+
+
+def no_masks(num_rows: int, num_tokens: int) -> TokenMasks:
+    """For that many rows, which may all draw every token."""
+    return TokenMasks(np.arange(num_rows, dtype=np.int32), np.full((num_rows, -(-num_tokens // 32)), -1, np.int32))
