@@ -33,7 +33,7 @@ PROMPT = "Write one JSON document for this schema, as short as you can: "
 
 class Prefixes:
     def __init__(self, model_path: str | None) -> None:
-        files = locate(model_path, "auto", None, log=lambda *_: None)
+        files = locate(model_path, "dummy", None, log=lambda *_: None)
         tokenizer = Tokenizer.from_folder(files.tokenizer_folder)
         vocabulary = tokenizer.vocabulary(files.model_config.eos_token_ids)
         self._encode = vocabulary.encode
