@@ -246,9 +246,9 @@ def test_engines_of_which_one_cannot_go_back_end(monkeypatch, tmp_path):
         refuses.fault = "rank 0: the disk is gone"
         hear = takes._hear
 
-        def hear_and_fail_to_go_back(item, out):
+        def hear_and_fail_to_go_back(item, *senders):
             takes.fault = "rank 0: the disk is gone" if item == UpdateWeights(item.ticket, None) else ""
-            hear(item, out)
+            hear(item, *senders)
 
         takes._hear = hear_and_fail_to_go_back
         code, _, raw = told(server, "/update_weights_from_disk", {"model_path": "x"})

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from srt import messages
 from srt.messages import (
+    AbortNamed,
     AbortRequest,
+    ConfigureLogging,
     ContinueGeneration,
     ControlReply,
+    EngineFailed,
     Finish,
     FlushCache,
     FrontendItem,
@@ -26,6 +29,7 @@ from srt.messages import (
     PauseGeneration,
     SamplingParams,
     ShowTree,
+    ShowWorker,
     Started,
     StartProfile,
     StopProfile,
@@ -36,6 +40,8 @@ from srt.messages import (
     TokenLogprobs,
     TreeReply,
     UpdateWeights,
+    UseWeights,
+    WorkerReply,
     pack_ids,
     unpack_ids,
 )
@@ -97,6 +103,12 @@ BY_ARROW = {
         *(TextBatch(4, (TextDelta(1, "", b"", -1, finish),)) for finish in FINISHES),
         ControlReply(3, False, "2 requests are running"),
         TreeReply(4, ((-1, 5, 1, 0, b""), (0, 2**20, 0, 2**40, pack_ids([1, 2])))),
+        AbortNamed(1, None, "Generation was paused."),
+        UseWeights(2, "/models/日本", "v2"),
+        ConfigureLogging(3, "debug", True, 2),
+        ShowWorker(4),
+        EngineFailed("rank 1 has died"),
+        WorkerReply(5, b"{}", b"[]"),
     ],
 }
 

@@ -85,9 +85,9 @@ def test_ending_does_not_wait_for_what_nobody_receives(endpoints):
 def test_all_addresses_lie_in_the_one_folder(context, endpoints):
     second = Endpoints(endpoints.folder, 1)
     assert (second.detokenizer, second.frontend) == (endpoints.detokenizer, endpoints.frontend)
-    addresses = [endpoints.leader, second.leader, endpoints.detokenizer, endpoints.frontend]
+    addresses = [endpoints.leader, second.leader, endpoints.detokenizer, endpoints.frontend, endpoints.frontend_of(1)]
     sockets = [pull(address, context) for address in addresses]
-    assert sorted(os.listdir(endpoints.folder)) == ["detokenizer", "frontend", "leader-0", "leader-1"]
+    assert sorted(os.listdir(endpoints.folder)) == ["detokenizer", "frontend-0", "frontend-1", "leader-0", "leader-1"]
     assert os.path.dirname(endpoints.board) == endpoints.folder
     for socket in sockets:
         socket.close()
