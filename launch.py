@@ -39,6 +39,7 @@ from srt.process import (
     first_of,
     on_dump,
     set_title,
+    settle,
     unless,
 )
 from srt.rank_node import serve_ranks
@@ -194,6 +195,7 @@ class CommandLine:
             asyncio.get_running_loop().add_signal_handler(signum, stop)
 
     def ready(self, frontend: Frontend) -> str:
+        settle()
         log.info("ready: %s", self._url)
         on_dump(frontend.summary)
         return self._url

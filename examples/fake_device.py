@@ -52,15 +52,17 @@ class FakeDevice:
         return StepResult(launched.tokens)
 
 
+def vocabulary(token_bytes: TokenBytes) -> np.ndarray:
+    """The tokens that are English words, more or less, with a blank before them."""
+    table = enumerate(token_bytes.table)
+    words = [token for token, text in table if text[:1] == b" " and text[1:].isalpha() and text.isascii()]
+    return np.array(words, np.int32)
+
+
 def make_device(spec: ChildSpec, token_bytes: TokenBytes, ranks: object) -> Device:
     config = spec.config
-    words = [
-        token
-        for token, text in enumerate(token_bytes.table)
-        if text[:1] == b" " and text[1:].isalpha() and text.isascii()
-    ]
     pool_tokens = config.max_running_requests * config.context_length // config.page_size * config.page_size
-    device = FakeDevice(np.array(words, np.int32))
+    device = FakeDevice(vocabulary(token_bytes))
     return Device(device, pool_tokens, {"summary": f"none; a fake device for {pool_tokens} tokens"})
 
 

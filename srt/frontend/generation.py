@@ -32,7 +32,7 @@ class Prompt:
         return len(self.ids) // 4
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Generation:
     rid: int  # the number under which the other processes know it
     name: str  # the client's name for it
@@ -55,9 +55,10 @@ class Generation:
         return self.prompt.spec.logprobs
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """Under which a client may abort it: its own, its prompt's and its batch's."""
-        return [name for name in dict.fromkeys((self.name, self.prompt.name, self.prompt.batch)) if name is not None]
+        prompt = self.prompt
+        return (self.name, prompt.name) if prompt.batch is None else (self.name, prompt.name, prompt.batch)
 
 
 class Sink(Protocol):

@@ -17,7 +17,7 @@ from srt.frontend import app
 from srt.frontend.live_page import live_requests
 from srt.messages import AbortNamed, ConfigureLogging, EngineFailed, Order, ShowWorker, UseWeights, WorkerReply
 from srt.model_files import ModelFiles
-from srt.process import ORPHANED, STOP, ChildSpec, Ready, Stopped, on_dump
+from srt.process import ORPHANED, STOP, ChildSpec, Ready, Stopped, on_dump, settle
 from srt.transport import Endpoints
 
 
@@ -40,6 +40,7 @@ async def _serve(spec: ChildSpec, ready: Ready) -> int:
     frontend = await app.serve(config, _files(spec), endpoints, boards, share.infos, balancer, listener, share.number)
     Worker(frontend, spec.endpoints)
     on_dump(frontend.summary)
+    settle()
     ready({})
     signum = await ended
     await frontend.stop()

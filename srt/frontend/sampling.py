@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -181,8 +183,41 @@ def from_openai(
     )
 
 
-def _spec(
-    request: SamplingFields,
+class _Plain(NamedTuple):
+    """What most requests say of sampling, as it came; the rest of `SamplingFields` is absent."""
+
+    n: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    ignore_eos: bool | None
+    skip_special_tokens: bool | None
+    logit_bias: None = None
+    stop: None = None
+    stop_token_ids: None = None
+
+
+_plain = attrgetter(*_Plain._fields[:-3])
+
+
+def _spec(request: SamplingFields, vocab_size: int, **rest: Any) -> SamplingSpec:
+    """Many requests are equal in this, and checking takes longer than finding what came of it before."""
+    if request.logit_bias is None and request.stop is None and request.stop_token_ids is None:
+        return _plain_spec(_Plain(*_plain(request)), vocab_size, **rest)
+    return _checked_spec(request, vocab_size, **rest)
+
+
+@functools.lru_cache(1024)
+def _plain_spec(request: _Plain, vocab_size: int, **rest: Any) -> SamplingSpec:
+    return _checked_spec(request, vocab_size, **rest)
+
+
+def _checked_spec(
+    request: SamplingFields | _Plain,
     vocab_size: int,
     *,
     max_new_tokens: tuple[int | None, str],
@@ -231,7 +266,7 @@ def _spec(
     )
 
 
-def _filters(request: SamplingFields, defaults: SamplingDefaults) -> dict[str, Any]:
+def _filters(request: SamplingFields | _Plain, defaults: SamplingDefaults) -> dict[str, Any]:
     bounds = {
         "temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "repetition_penalty": (0.01, 100.0)
     }  # fmt: skip

@@ -39,8 +39,11 @@ class Tally:
 
     def take(self, more: int, most: int | None) -> bool:
         """Counts `more` of this process, unless there were more than `most` in all then."""
-        with self._alone() if most is not None else contextlib.nullcontext():
-            if most is not None and self.total + more > most:
+        if most is None:
+            self._numbers[self._own] += more
+            return True
+        with self._alone():
+            if self.total + more > most:
                 return False
             self._numbers[self._own] += more
             return True

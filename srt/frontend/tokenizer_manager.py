@@ -46,7 +46,7 @@ from srt.messages import (
     UpdateWeights,
 )
 from srt.observe.timeline import Timeline, arrival
-from srt.transport import Endpoints, Sender, pull
+from srt.transport import BurstSender, Endpoints, Sender, pull
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class TokenizerManager:
         self._process = process
         self._tickets = itertools.count(1)
         self._live: dict[int, Generation] = {}
-        self._names: dict[str, list[Generation]] = {}
+        self._names: set[str] = set()
         self.paused = False
         self._asked: dict[int, asyncio.Future[Any]] = {}  # by ticket
         self.on_order: Callable[[Order], None] | None = None  # of the main process, which gives none to itself
@@ -105,11 +105,13 @@ class TokenizerManager:
         self.last_heard = time.monotonic()
         self._context = zmq.Context()
         self._socket = pull(self._endpoints[0].frontend_of(self._process), self._context)
-        self._leaders = [self.sender(endpoints.leader) for endpoints in self._endpoints]
+        self._leaders = [BurstSender(one.leader, self._context, self._loop) for one in self._endpoints]
         self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
         self._loop.call_soon(self._receive)  # the descriptor signals only what comes from now on
 
     def close(self) -> None:
+        for leader in self._leaders:
+            leader.flush()
         self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
         self._context.destroy(linger=0)
 
@@ -217,7 +219,11 @@ class TokenizerManager:
         return Sender(address, self._context)
 
     async def ask(
-        self, whom: Sender, item: Callable[[int], Any], timeout_s: float = REPLY_SECONDS, name: str = "The engine"
+        self,
+        whom: Sender | BurstSender,
+        item: Callable[[int], Any],
+        timeout_s: float = REPLY_SECONDS,
+        name: str = "The engine",
     ) -> Any:
         """What is replied to the item with its ticket. RequestError if nothing is."""
         ticket = next(self._tickets)
@@ -292,8 +298,7 @@ class TokenizerManager:
                     *(Timeline(arrived), arrived.traceparent),
                 )
                 generations.append(generation)
-                for one in generation.names:
-                    self._names.setdefault(one, []).append(generation)
+                self._names.update(generation.names)
                 self._live[generation.rid] = generation
                 self.request_log.came(generation)
                 params = spec.params(length, seed, choice)
@@ -314,8 +319,7 @@ class TokenizerManager:
         for generation in generations:
             if generation.finish is not None and not generation.timeline.written:
                 self.metrics.written(generation, now)
-            for name in generation.names:
-                self._names.pop(name, None)
+            self._names.difference_update(generation.names)
             if self._live.pop(generation.rid, None) is not None:
                 self.tally.give(1)
                 self.request_log.ended(generation)

@@ -140,6 +140,9 @@ class CompletionFormat:
     ) -> Iterator[tuple[Generation, TextDelta]]:
         """Of each prompt's choices the likeliest per token, if more were made than are wanted."""
         pairs = list(zip(generations, answers, strict=True))
+        if len(pairs) == 1:
+            yield from pairs
+            return
         for _, of_prompt in itertools.groupby(pairs, key=lambda pair: pair[0].prompt.name):
             choices = list(of_prompt)
             if len(choices) > self._num_choices:
