@@ -53,8 +53,13 @@ class Forwarder:
             return web.Response(body=await answer.read(), status=answer.status, headers=headers)
         response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
-        async for chunk in answer.content.iter_any():
-            await response.write(chunk)
+        try:
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+        except aiohttp.ClientError:  # too late for another answer: the client shall see that this one is cut off
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionError from None
         await response.write_eof()
         return response
 
