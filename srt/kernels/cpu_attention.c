@@ -396,18 +396,18 @@ typedef struct {
     const Attention *a;
     const int64_t *counts;
     long panels; /* of all rows and heads, which stand in one line, row by row and head by head */
-    atomic_int failed;
+    atomic_int *failed;
 } Chunks;
 
 /* From the end of the line on: a row's last panels see most, and are to be begun first. */
 static void panels_of(const void *argument, long begin, long end)
 {
-    Chunks *chunks = (Chunks *)argument;
+    const Chunks *chunks = argument;
     const Attention *a = chunks->a;
     long first = chunks->panels - end, last = chunks->panels - begin;
     Room room;
     if (!take_room(&room, a->head_dim)) {
-        chunks->failed = 1;
+        *chunks->failed = 1;
         return;
     }
     for (long row = 0, token = 0, before = 0; row < a->num_rows && before < last; token += chunks->counts[row++]) {
@@ -422,8 +422,9 @@ static void panels_of(const void *argument, long begin, long end)
 
 int prefill(const Attention *a, const int64_t *counts)
 {
-    Chunks chunks = {.a = a, .counts = counts};
+    atomic_int failed = 0;
+    Chunks chunks = {.a = a, .counts = counts, .failed = &failed};
     for (long r = 0; r < a->num_rows; r++) chunks.panels += panels_of_head(a, counts[r]) * a->num_kv_heads;
     share_out(panels_of, &chunks, chunks.panels, 1);
-    return -chunks.failed;
+    return -failed;
 }
