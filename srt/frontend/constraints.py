@@ -7,7 +7,6 @@ scheduler. All of it works in a thread.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -191,7 +190,7 @@ class Constraints:
         if form is None:
             return None
         try:
-            key = json.dumps((form.kind, form.value, form.whitespace), ensure_ascii=False).encode()
+            key = msgspec.json.encode((form.kind, form.value, form.whitespace))
         except RecursionError:
             raise _fault(form.param, "is nested too deeply") from None
         if len(key) > MAX_TEXT:

@@ -16,6 +16,9 @@ from srt.transport import pull
 HEARTBEAT_MS = 1000
 """How long an idle leader waits for a message before it sends an empty inbox, to show that it lives."""
 
+LOOK_MS = 0.2
+"""How often an idle leader looks at the board for what it waits to announce."""
+
 
 class Broadcast(Protocol):
     """From the leader to every follower, in order, without loss."""
@@ -76,11 +79,12 @@ class LeaderIntake:
         if self._announcements is None or not self._announcements.awaited:
             self._socket.poll(HEARTBEAT_MS)
             return []
-        for _ in range(HEARTBEAT_MS):
-            if self._socket.poll(1):
+        for _ in range(int(HEARTBEAT_MS / LOOK_MS)):
+            if self._socket.poll(0):
                 return []
             if items := self._announced():
                 return items
+            time.sleep(LOOK_MS / 1000)
         return []
 
 
