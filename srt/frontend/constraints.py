@@ -173,13 +173,14 @@ class Check(Protocol):
 
 
 class Constraints:
-    """Makes grammars of forms. Those that passed once are remembered by their content."""
+    """Makes grammars of forms. Those that passed once are remembered by their content; equal ones are checked once."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="constraints")
         self._slow_threads = ThreadPoolExecutor(1, thread_name_prefix="slow constraints")
         self._checked: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._under_way: dict[bytes, asyncio.Task[Grammar]] = {}
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -197,16 +198,24 @@ class Constraints:
             raise _fault(form.param, f"must not exceed {MAX_TEXT} bytes")
         grammar = self._checked.get(key)
         if grammar is None:
-            try:
-                grammar = await self._checked_now(form)
+            if key not in self._under_way:
+                self._under_way[key] = asyncio.create_task(self._checked_now(form))
+                self._under_way[key].add_done_callback(lambda task: self._remember(key, task))
+            try:  # who leaves takes nothing from others that wait for the same
+                grammar = await asyncio.shield(self._under_way[key])
             except GrammarError as error:
                 raise RequestError(f"`{form.param}`: {error}", param=form.param.partition(".")[0]) from None
-            self._checked[key] = grammar
-            if len(self._checked) > MAX_CHECKED:
-                self._checked.popitem(last=False)
         else:
             self._checked.move_to_end(key)
         return msgspec.structs.replace(grammar, starts_after=form.starts_after)
+
+    def _remember(self, key: bytes, task: asyncio.Task[Grammar]) -> None:
+        del self._under_way[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        self._checked[key] = task.result()
+        if len(self._checked) > MAX_CHECKED:
+            self._checked.popitem(last=False)
 
     async def _checked_now(self, form: Form) -> Grammar:
         run = asyncio.get_running_loop().run_in_executor

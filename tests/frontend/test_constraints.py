@@ -1,9 +1,15 @@
 """What the engine is sent for each form of constraint, and what is refused at the door."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 from frontend_harness import Server
+
+from srt.frontend.constraints import Constraints, Form
+from srt.messages import Grammar
+from srt.schema_rules import GrammarError
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 SCHEMA = {"type": "object", "properties": {"b": {"enum": [1]}, "a": {"enum": [2]}}, "required": ["b", "a"]}
@@ -114,3 +120,43 @@ def test_a_large_schema_is_refused(server):
 def test_a_number_of_a_schema_may_be_of_any_size(server):
     grammar = sent_native(server, json_schema={"enum": [10**30]})
     assert str(10**30) in grammar.text
+
+
+class CountingCheck:
+    """Its first check waits until it is told to go on."""
+
+    def __init__(self):
+        self.count, self.go_on = 0, threading.Event()
+
+    def __call__(self, form):
+        self.count += 1
+        self.go_on.wait(30)
+        if form.value == "bad":
+            raise GrammarError("it is bad")
+        return Grammar("llguidance", form.value)
+
+    def has_second(self, form):
+        return False
+
+
+def test_equal_forms_are_checked_once_whoever_leaves_meanwhile():
+    async def ask(value):
+        check = CountingCheck()
+        constraints = Constraints(check)
+        asking = [asyncio.create_task(constraints.grammar(Form("regex", value, f"p{i}"))) for i in range(4)]
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        check.go_on.set()
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        answers.append(
+            (await asyncio.gather(constraints.grammar(Form("regex", value, "p")), return_exceptions=True))[0]
+        )
+        constraints.close()
+        return answers[1:], check.count
+
+    answers, count = asyncio.run(ask("a"))
+    assert answers == [Grammar("llguidance", "a")] * 4
+    assert count == 1
+    answers, count = asyncio.run(ask("bad"))
+    assert [str(error) for error in answers] == [f"`{name}`: it is bad" for name in ("p1", "p2", "p3", "p")]
+    assert count == 2, "what is refused is not remembered"
