@@ -44,11 +44,32 @@ MAX_DECIMALS = 8  # of a number that others are multiples of
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """That the library enforces."""
 
+
+def _uri_reference() -> str:
+    """RFC 3986, appendix A."""
+    plain, escaped = r"A-Za-z0-9._~!$&'()*+,;=\-", "%[0-9A-Fa-f]{2}"
+    hex16, byte = "[0-9A-Fa-f]{1,4}", "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+    last32 = rf"({hex16}:{hex16}|{byte}(\.{byte}){{3}})"
+    addresses = [f"({hex16}:){{6}}{last32}", f"::({hex16}:){{5}}{last32}"]
+    addresses += [f"(({hex16}:){{0,{n}}}{hex16})?::({hex16}:){{{4 - n}}}{last32}" for n in range(5)]
+    addresses += [f"(({hex16}:){{0,5}}{hex16})?::{hex16}", f"(({hex16}:){{0,6}}{hex16})?::"]
+    literal = rf"\[({'|'.join(addresses)}|[vV][0-9A-Fa-f]+\.[{plain}:]+)\]"
+    authority = f"(([{plain}:]|{escaped})*@)?({literal}|([{plain}]|{escaped})*)(:[0-9]*)?"
+    part = f"([{plain}:@]|{escaped})"
+    beyond_first = f"(/{part}*)*"
+    same = f"//{authority}{beyond_first}|/({part}+{beyond_first})?"
+    absolute = f"[A-Za-z][A-Za-z0-9+.-]*:({same}|{part}+{beyond_first})?"
+    relative = f"({same}|([{plain}@]|{escaped})+{beyond_first})?"
+    rest = f"([{plain}:@/?]|{escaped})*"
+    return rf"^({absolute}|{relative})(\?{rest})?(#{rest})?$"
+
+
 FORMAT_PATTERNS = {
     "json-pointer": r"^(/([^/~]|~[01])*)*$",  # RFC 6901
     "relative-json-pointer": r"^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$",
+    "uri-reference": _uri_reference(),
 }
-UNENFORCED_FORMATS = ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex")
+UNENFORCED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "uri-template", "regex")
 """Of the standard. Formats that it does not have are annotations."""
 
 _DEFINITION = re.compile(r"#/(definitions|\$defs)/([^/%]*)(?:/.*)?", re.DOTALL)

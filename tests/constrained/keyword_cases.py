@@ -119,6 +119,19 @@ ENFORCED = {
         ({"type": "string", "format": "made-up"}, ["anything"], [1]),
         ({"type": "string", "format": "json-pointer"}, ["", "/a/b~1"], ["a", "/~2"]),
         ({"type": "string", "format": "relative-json-pointer", "maxLength": 4}, ["0#", "12/a"], ["/a", "01", "0/abc"]),
+        (
+            {"type": "string", "format": "uri-reference"},
+            [
+                "",
+                "../a%41#b",
+                "//u:p@[2001:db8::1.2.3.4]:80/x",
+                "//[1:2:3:4:5:6:7:8]",
+                "mailto:a@b.c",
+                "/?q=/?",
+                "./1:b",
+            ],
+            ["a b", "1:b", ":", "/a#b#c", "//[1::2::3]", "//[1:2:3:4:5:6:7]", "//a:b", "%4g", "é", "http://[x"],
+        ),
     ],
     "minimum, maximum": [
         ({"type": "integer", "minimum": -5, "maximum": 112}, [-5, 0, 112], [-6, 113, 1000]),
@@ -307,7 +320,7 @@ REFUSED = {
         {"type": "integer", "minimum": 5, "maximum": 3},
         {"const": 1, "type": "string"},
     ],
-    "format": [{"format": "regex"}, {"format": "uri-reference", "type": "string"}, {"format": "idn-email"}],
+    "format": [{"format": "regex"}, {"format": "iri-reference", "type": "string"}, {"format": "idn-email"}],
     "too large once it is written out": [
         {"not": {"$ref": "#/$defs/20"}, "$defs": doubling(lambda one: {"anyOf": [one, one]})},
         {

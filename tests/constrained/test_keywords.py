@@ -1,5 +1,6 @@
 """Each keyword of JSON Schema is enforced exactly or refused; `jsonschema` says what exactly means."""
 
+import ipaddress
 import re
 from pathlib import Path
 
@@ -23,6 +24,25 @@ def is_pointer(text):
 def is_relative_pointer(text):
     start = re.match("0|[1-9][0-9]*", text)
     return start is not None and (text[start.end() :] == "#" or is_pointer(text[start.end() :]))
+
+
+@FORMATS.checks("uri-reference", raises=ValueError)
+def is_uri_reference(text):
+    """Cut as RFC 3986's appendix B says, then part by part."""
+    cut = re.fullmatch(r"(?:([^:/?#]+):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", text, re.DOTALL)
+    scheme, authority, path, query, fragment = cut.groups()
+    user, _, host = (authority or "").rpartition("@")
+    if host.startswith("["):
+        address, _, host = host[1:].partition("]")
+        ipaddress.IPv6Address(address)
+    name, _, port = host.partition(":")
+    texts = "".join([user, name, path, query or "", fragment or ""])
+    return (
+        (scheme is None or re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) is not None)
+        and not (scheme is None and authority is None and ":" in path.partition("/")[0])
+        and re.fullmatch(r"[0-9]*", port) is not None
+        and re.fullmatch(r"([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*", texts) is not None
+    )
 
 
 @pytest.mark.parametrize("keyword", ENFORCED)
