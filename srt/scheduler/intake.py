@@ -79,7 +79,8 @@ class LeaderIntake:
         if self._announcements is None or not self._announcements.awaited:
             self._socket.poll(HEARTBEAT_MS)
             return []
-        for _ in range(int(HEARTBEAT_MS / LOOK_MS)):
+        end = time.monotonic() + HEARTBEAT_MS / 1000
+        while time.monotonic() < end:
             if self._socket.poll(0):
                 return []
             if items := self._announced():
