@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
-from examples.bench_masks import interval
+from examples.host import interval
 from srt.constrained.manager import GrammarManager
 from srt.executor.shape import ExecutorShape
 from srt.executor.weights import iterate_weights

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from examples.bench_one_batch import Driver, make_runner
+from examples.host import interval
 from examples.model_shapes import SHAPES
 from srt.constrained.manager import GrammarManager
 from srt.executor.shape import ExecutorShape
@@ -91,13 +92,6 @@ def timed(runner: Any, plans: list[Any], rows: Rows | None) -> float:
     if rows is not None:
         rows.accept(result.tokens)
     return (time.perf_counter() - begin) * 1e3 / len(plans)
-
-
-def interval(ratios: list[float]) -> list[float]:
-    """95 % of the median, by resampling."""
-    rnd = random.Random(0)
-    medians = sorted(statistics.median(rnd.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return [round(medians[50], 4), round(medians[-51], 4)]
 
 
 def main() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -27,6 +29,13 @@ def machine() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
     }
+
+
+def interval(ratios: list[float]) -> list[float]:
+    """95 % of the median, by resampling."""
+    rnd = random.Random(0)
+    medians = sorted(statistics.median(rnd.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return [round(medians[50], 4), round(medians[-51], 4)]
 
 
 def busy_seconds() -> float:

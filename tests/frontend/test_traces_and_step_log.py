@@ -63,7 +63,7 @@ class Taker(BaseHTTPRequestHandler):
 
 
 def test_a_collector_gets_a_span_for_the_request_and_one_for_each_stretch(tmp_path):
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    pytest.importorskip("opentelemetry.sdk")
     collector = Collector()
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -85,8 +85,21 @@ def test_a_collector_gets_a_span_for_the_request_and_one_for_each_stretch(tmp_pa
         assert seconds == pytest.approx(stretches[name], abs=1e-5)
 
 
+def test_who_says_that_it_is_not_sampled_is_not():
+    pytest.importorskip("opentelemetry.sdk")
+    collector = Collector()
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    tracer = Tracer(f"http://127.0.0.1:{collector.server_address[1]}/v1/traces")
+    for number, flags in ((1, "00"), (2, "01"), (3, "00")):
+        tracer.ended(Timeline(Arrival(5.0)), f"00-{number:032x}-{7:016x}-{flags}", {})
+    tracer.close(60)
+    collector.shutdown()
+    collector.server_close()
+    assert [int(span.trace_id.hex(), 16) for span in collector.spans] == [2]
+
+
 def test_who_leaves_has_a_span_up_to_then(tmp_path):
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    pytest.importorskip("opentelemetry.sdk")
     collector = Collector()
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     with Server(tmp_path, otlp_traces_endpoint=f"http://127.0.0.1:{collector.server_address[1]}/v1/traces") as server:
@@ -104,7 +117,7 @@ def test_who_leaves_has_a_span_up_to_then(tmp_path):
 
 
 def test_nobody_waits_for_a_collector_that_is_not_there():
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    pytest.importorskip("opentelemetry.sdk")
     threads = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as mute:
         tracer = Tracer(f"http://127.0.0.1:{mute.getsockname()[1]}/v1/traces")
