@@ -31,7 +31,7 @@ from examples.host import Server, cpu_seconds, end_servers_on_sigterm, free_port
 from examples.load_client import LoadClient
 from examples.workloads import random_prompts
 
-INPUT_LEN, OUTPUT_LEN = 32, 128
+INPUT_LEN, OUTPUT_LEN, FILL_LEN = 32, 256, 8
 PERIOD = 1.0
 
 
@@ -60,22 +60,24 @@ async def poll(port: int, path: str, answers: list[bytes]) -> None:
         await asyncio.sleep(PERIOD)
 
 
-async def load(port: int, concurrency: int, count: int, seed: int, fields: dict[str, Any]) -> float:
+async def load(
+    port: int, concurrency: int, count: int, seed: int, fields: dict[str, Any], output_len: int = OUTPUT_LEN
+) -> float:
     """Tokens per second of `count` streams, so many at a time."""
     client = LoadClient("127.0.0.1", port, keep_alive=True)
-    prompts = random_prompts(seed, num_prompts=count, input_len=INPUT_LEN, output_len=OUTPUT_LEN)
+    prompts = random_prompts(seed, num_prompts=count, input_len=INPUT_LEN, output_len=output_len)
     waiting = iter([(prompt.path, prompt.body(0, "fake") | fields) for prompt in prompts])
     began = perf_counter()
 
     async def work() -> None:
         for path, body in waiting:
             result = await client.stream(path, body)
-            if result.error or result.completion_tokens != OUTPUT_LEN:
+            if result.error or result.completion_tokens != output_len:
                 raise SystemExit(f"a stream failed: {result.error or f'{result.completion_tokens} tokens'}")
 
     await asyncio.gather(*(work() for _ in range(concurrency)))
     client.close()
-    return count * OUTPUT_LEN / (perf_counter() - began)
+    return count * output_len / (perf_counter() - began)
 
 
 async def looked_at(
@@ -123,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures what it costs to look at a running server.")
     parser.add_argument("--page", action="store_true", help="the page alone, at 256 requests")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=6, help="requests one after the other on each connection")
+    parser.add_argument("--rounds", type=int, default=4, help="requests one after the other on each connection")
     parser.add_argument("--quick", action="store_true", help="two short pairs")
     args = parser.parse_args()
     end_servers_on_sigterm()
@@ -144,8 +146,8 @@ def main() -> None:
     ):
         servers = {"plain": one, "watched": other}
         for server in servers.values():
-            server.wait_until_ready(60)
-            uvloop.run(load(server.port, concurrency, 4 * concurrency, 0, {}))  # fills the tree
+            server.wait_until_ready(300)
+            uvloop.run(load(server.port, concurrency, 4 * concurrency, 0, {}, FILL_LEN))  # gives it a tree
         if collector is not None:
             log_requests(watched)
         for pair in range(pairs):
