@@ -34,6 +34,7 @@ GAUGES = (
     "retractions_total",
     "finished_total",
     "aborted_total",
+    "drafts_total",
     "drafted_tokens_total",
     "accepted_draft_tokens_total",
     "host_total",  # tokens, as host_used

@@ -310,6 +310,7 @@ def _of_engine(load: Load, rates: Rates) -> dict[str, float]:
         "generation_throughput": rates.gen_throughput,
         "retractions_total": load.retractions,
         "evicted_tokens_total": load.evicted,
+        "drafts_total": load.drafts,
         "drafted_tokens_total": load.drafted,
         "accepted_draft_tokens_total": load.accepted,
         "host_used_tokens": load.host_used,
@@ -336,6 +337,7 @@ class Load:
         self.locked = gauges["pool_locked"]
         self.evicted = gauges["evicted_tokens_total"]
         self.retractions = gauges["retractions_total"]
+        self.drafts = gauges["drafts_total"]
         self.drafted = gauges["drafted_tokens_total"]
         self.accepted = gauges["accepted_draft_tokens_total"]
         self.host_total = gauges["host_total"]

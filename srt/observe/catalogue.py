@@ -111,9 +111,10 @@ CATALOGUE = (
         "evicted_tokens_total", "cached tokens that left the KV pool to make room for others", "evicted_tokens_total"
     ),
     _count(
-        "drafted_tokens_total", "tokens that were expected behind a request's newest one and checked in a step with it",
-        vllm="spec_decode_num_draft_tokens_total",
+        "drafts_total", "times that tokens were expected behind a request's newest one and checked in a step with it",
+        vllm="spec_decode_num_drafts_total",
     ),
+    _count("drafted_tokens_total", "the tokens of these", vllm="spec_decode_num_draft_tokens_total"),
     _count(
         "accepted_draft_tokens_total", "of these, those that became output; the others were refused, or too late",
         vllm="spec_decode_num_accepted_tokens_total",

@@ -41,6 +41,7 @@ class BoardObserver:
             retractions_total=planner.retractions,
             finished_total=output.finished,
             aborted_total=output.aborted,
+            drafts_total=output.drafts,
             drafted_tokens_total=output.drafted_tokens,
             accepted_draft_tokens_total=output.accepted_draft_tokens,
             **self._host(),

@@ -23,7 +23,8 @@ class Output:
         # Totals since the start. Prompt and cached tokens count once a request has its first token.
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.finished = self.aborted = 0
-        self.drafted_tokens = self.accepted_draft_tokens = 0  # of drafts that were checked, and what they got right
+        # Of drafts that were checked: how many, their tokens, and those of these that were right.
+        self.drafts = self.drafted_tokens = self.accepted_draft_tokens = 0
 
     def token(self, request: Request, token: int, result: StepResult, index: int, grammar_ends: bool = False) -> None:
         """Appends the token; sets `request.finish` if it is the last one. `index` is its place in the result."""

@@ -156,6 +156,7 @@ class Scheduler:
         if result.prompt is not None:
             self._output.prompt(batch, requests, result.prompt)
         tokens, samples = result.tokens.tolist(), batch.samples.tolist()
+        self._output.drafts += len(drafts)
         self._output.drafted_tokens += sum([len(draft.tokens) for draft in drafts.values()])
         index = 0
         for i, request in enumerate(requests):

@@ -131,7 +131,9 @@ def test_a_step_samples_no_more_than_the_device_has_logits_for(max_running):
 @pytest.mark.parametrize(("skill", "least", "most"), [(100, 1.0, 1.0), (70, 0.3, 0.95), (0, 0.0, 0.3)])
 def test_it_is_counted_what_drafts_got_right(skill, least, most):
     simulation = drafting(skill, 6, rids=(1, 2, 3))
-    laid = sum(len(draft.tokens) for plan in plans(simulation) for draft in plan.drafts.values())
+    drafts = [draft for plan in plans(simulation) for draft in plan.drafts.values()]
+    laid = sum(len(draft.tokens) for draft in drafts)
+    assert simulation.output.drafts == len(drafts)
     assert simulation.output.drafted_tokens == laid > 20
     assert least * laid <= simulation.output.accepted_draft_tokens <= most * laid
 
