@@ -73,7 +73,74 @@ class EventStream:
         self._connection.close()
 
 
-class Server:
+class Client:
+    """Speaks HTTP to a port of this host."""
+
+    port: int
+
+    def request(self, method: str, path: str, body: Any = None, timeout: float = REPLY_SECONDS) -> Reply:
+        connection, response = self._send(method, path, body, timeout)
+        with contextlib.closing(connection):
+            return Reply(response.status, response.read())
+
+    def get(self, path: str, timeout: float = REPLY_SECONDS) -> Reply:
+        return self.request("GET", path, timeout=timeout)
+
+    def post(self, path: str, body: Any = None, timeout: float = REPLY_SECONDS) -> Reply:
+        return self.request("POST", path, {} if body is None else body, timeout)
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """The JSON of an answer that must be a good one."""
+        reply = self.post(path, body)
+        assert reply.status == 200, reply.body
+        return reply.json
+
+    def generate(self, prompt: str | list[int], max_new_tokens: int, temperature: float = 0.0, **sampling: Any) -> Any:
+        """/generate's answer, with `max_new_tokens` tokens unless a stop in `sampling` says otherwise."""
+        params = {"max_new_tokens": max_new_tokens, "temperature": temperature, "ignore_eos": True, **sampling}
+        source = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
+        return self.ask("/generate", **source, sampling_params=params)
+
+    @contextlib.contextmanager
+    def stream(self, path: str, **body: Any) -> Iterator[EventStream]:
+        connection, response = self._send("POST", path, {**body, "stream": True}, REPLY_SECONDS)
+        events = EventStream(connection, response)
+        try:
+            yield events
+        finally:
+            events.close()
+
+    def _send(
+        self, method: str, path: str, body: Any, timeout: float
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, path, data, {"Content-Type": "application/json", "Connection": "close"})
+            return connection, connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+
+    # ---- what it says of itself -------------------------------------------------------------------------------------
+
+    def info(self) -> Any:
+        return self.get("/server_info").json
+
+    def loads(self) -> Any:
+        return self.get("/v1/loads").json["loads"][0]
+
+    def is_idle(self) -> bool:
+        """Nothing waits or runs, and every slot is free or cached."""
+        loads, pool = self.loads(), self.info()["pool"]
+        busy = loads["num_running_reqs"] + loads["num_waiting_reqs"] + pool["locked"]
+        return busy == 0 and pool["free"] + pool["cached"] == pool["total"]
+
+    def wait_idle(self, within: float = PATIENCE) -> None:
+        wait_until(self.is_idle, within, lambda: f"not idle: {self.loads()}, {self.info()['pool']}")
+
+
+class Server(Client):
     """`python -m launch` with these flags, started but not yet ready.
 
     `module` may stand in for launch, and `prefix` be a command that becomes it.
@@ -178,69 +245,6 @@ class Server:
         self.process.wait()
         self.running.remove(self)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    # ---- HTTP -------------------------------------------------------------------------------------------------------
-
-    def request(self, method: str, path: str, body: Any = None, timeout: float = REPLY_SECONDS) -> Reply:
-        connection, response = self._send(method, path, body, timeout)
-        with contextlib.closing(connection):
-            return Reply(response.status, response.read())
-
-    def get(self, path: str, timeout: float = REPLY_SECONDS) -> Reply:
-        return self.request("GET", path, timeout=timeout)
-
-    def post(self, path: str, body: Any = None, timeout: float = REPLY_SECONDS) -> Reply:
-        return self.request("POST", path, {} if body is None else body, timeout)
-
-    def ask(self, path: str, **body: Any) -> Any:
-        """The JSON of an answer that must be a good one."""
-        reply = self.post(path, body)
-        assert reply.status == 200, reply.body
-        return reply.json
-
-    def generate(self, prompt: str | list[int], max_new_tokens: int, temperature: float = 0.0, **sampling: Any) -> Any:
-        """/generate's answer, with `max_new_tokens` tokens unless a stop in `sampling` says otherwise."""
-        params = {"max_new_tokens": max_new_tokens, "temperature": temperature, "ignore_eos": True, **sampling}
-        source = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
-        return self.ask("/generate", **source, sampling_params=params)
-
-    @contextlib.contextmanager
-    def stream(self, path: str, **body: Any) -> Iterator[EventStream]:
-        connection, response = self._send("POST", path, {**body, "stream": True}, REPLY_SECONDS)
-        events = EventStream(connection, response)
-        try:
-            yield events
-        finally:
-            events.close()
-
-    def _send(
-        self, method: str, path: str, body: Any, timeout: float
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            connection.request(method, path, data, {"Content-Type": "application/json", "Connection": "close"})
-            return connection, connection.getresponse()
-        except BaseException:
-            connection.close()
-            raise
-
-    # ---- what it says of itself -------------------------------------------------------------------------------------
-
-    def info(self) -> Any:
-        return self.get("/server_info").json
-
-    def loads(self) -> Any:
-        return self.get("/v1/loads").json["loads"][0]
-
-    def is_idle(self) -> bool:
-        """Nothing waits or runs, and every slot is free or cached."""
-        loads, pool = self.loads(), self.info()["pool"]
-        busy = loads["num_running_reqs"] + loads["num_waiting_reqs"] + pool["locked"]
-        return busy == 0 and pool["free"] + pool["cached"] == pool["total"]
-
-    def wait_idle(self, within: float = PATIENCE) -> None:
-        wait_until(self.is_idle, within, lambda: f"not idle: {self.loads()}, {self.info()['pool']}")
 
 
 class Stopwatch:
