@@ -8,12 +8,41 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pairs.features import FEATURES, FOR_EVER, PAGE_SIZE, TOLERANCE
+from pairs.circumstances import (
+    PAGE_SIZE,
+    Abort,
+    CacheHit,
+    ChunkedPrefill,
+    NoOverlap,
+    Pages,
+    Ranks,
+    Retraction,
+)  # fmt: skip
+from pairs.plain import FOR_EVER, TOLERANCE
 from pairs.reference import Ask, Reference, prompt_ids
 from pairs.routes import REFUSED, ROUTES
+from pairs.wishes import (
+    Choices,
+    Grammar,
+    LogitBias,
+    Logprobs,
+    MinTokens,
+    Penalties,
+    PromptLogprobs,
+    Seed,
+    Stop,
+    Streaming,
+    Tools,
+)  # fmt: skip
 
 Kind = Any  # a class that is a `Feature`
 Route = Any  # one of ROUTES
+
+FEATURES = (
+    Tools, Grammar, Seed, Choices, Penalties, LogitBias, Abort, MinTokens, Stop, Logprobs, PromptLogprobs, Streaming,
+    CacheHit, Retraction, ChunkedPrefill, Ranks, Pages, NoOverlap,
+)  # fmt: skip
+"""In the order in which they change a request."""
 
 DOC = Path(__file__).parents[2] / "docs" / "feature-pairs.md"
 LEAST_GAP = 2 * TOLERANCE
@@ -21,7 +50,7 @@ LEAST_GAP = 2 * TOLERANCE
 
 MEETINGS = {
     ("tools", "grammar"): "With `tool_choice` `auto` an answer is one or the other, with `required` it is a 400.",
-    ("tools", "stop strings"): "A call that must come is not cut; others are.",
+    ("tools", "stop strings"): "A call that must come is not cut.",
     ("tools", "min_tokens"): "Calls follow each other until there are so many tokens.",
     ("grammar", "min_tokens"): "A grammar that can only end ends its answer all the same.",
     ("grammar", "stop strings"): "A stop cuts the answer, which then is the beginning of one that the grammar has.",

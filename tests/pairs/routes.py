@@ -238,7 +238,7 @@ class Chat(OpenAI):
 
 
 ROUTES = (Generate(), Completions(), Chat())
-REFUSED = {("chat", "prompt logprobs", "streaming"): "they come with the whole answer; `stream` is refused with 400"}
+REFUSED = {("chat", "prompt logprobs", "streaming"): "they come with the whole answer only"}
 
 
 def _sampling(ask: Ask, max_tokens: str, min_tokens: str, seed: str) -> dict[str, Any]:

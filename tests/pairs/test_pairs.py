@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from pairs import tiny_chat
-from pairs.features import POOL_TOKENS, Ranks
-from pairs.house import House
+from pairs.circumstances import BASE, Ranks
+from pairs.local_server import LocalServer
 from pairs.matrix import DOC, TRIALS, Pair, ask_for, page
 from pairs.reference import Ask, Reference
 from pairs.routes import REFUSED, ROUTES, TOOL
@@ -34,8 +34,7 @@ QUICK = {
 }
 """Tried in every run, each over one route. The others take minutes."""
 
-TINY = ("--dtype", "float32", "--max-total-tokens", str(POOL_TOKENS), "--schedule-policy", "fcfs")
-TINY += ("--tool-call-parser", "hermes")
+TINY = ("--dtype", "float32", "--tool-call-parser", "hermes", *BASE)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ class Servers:
                 server: Any = running(*everything)
             else:
                 pipes = Endpoints(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
-                server = House(everything, self._model.state_dict(), pipes)
+                server = LocalServer(everything, self._model.state_dict(), pipes)
             self._server = self._stack.enter_context(server)
         return self._server
 

@@ -50,7 +50,7 @@ class Trial:
         self.has = frozenset(feature.name for feature in features)
         self.answer = Answer([])
         self._num_beside = 0
-        self._threads = ThreadPoolExecutor(8)
+        self._threads = ThreadPoolExecutor(3)
 
     @property
     def expected(self) -> list[Expected]:
@@ -86,9 +86,9 @@ class Trial:
     def again(self, **changes: Any) -> Answer:
         return self._ask(replace(self.ask, **changes))
 
-    def send_beside(self, **body: Any) -> Future[Any]:
-        """Another request, to /generate; its answer."""
-        self._num_beside += 1
+    def send_beside(self, count: int, **body: Any) -> Future[Any]:
+        """Other requests, to /generate; their answers."""
+        self._num_beside += count
         return self._threads.submit(lambda: self.server.ask("/generate", **body))
 
     @property
@@ -114,7 +114,7 @@ class Trial:
             if choice.reason == "abort" and choice.calls:
                 pass  # calls that were cut are for Tools' oracle
             elif choice.reason == "abort":
-                assert expected.text.startswith(text.rstrip("\ufffd")), (text, expected.text)
+                assert text == expected.text if self.ask.n == 1 else expected.text.startswith(text.rstrip("\ufffd"))
             else:
                 wanted = expected.text, expected.reason, expected.matched
                 said = text, choice.reason, choice.matched

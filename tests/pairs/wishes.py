@@ -1,8 +1,8 @@
-"""The features that must compose, each with what it does to a request or to its circumstances, and its oracle.
+"""Features that are fields of a request.
 
-They change a request in the order in which they stand here: a later one may look at what the ones before have made of
-the answer. Three have no oracle of their own beside the reference's token-by-token prediction, which every answer is
-compared with, but choose what they wish so that it changes the answer: penalties, logit_bias, seed.
+A later one may look at what those before it have made of the answer, so that what it wishes changes that. Penalties and
+logit_bias have hardly more of an oracle than the reference's prediction, token by token, which every answer is compared
+with.
 """
 
 from __future__ import annotations
@@ -14,53 +14,13 @@ from dataclasses import replace
 import jsonschema
 import numpy as np
 import regex
+from pairs.plain import FOR_EVER, NUMBERS, TOLERANCE, Plain, if_it_counts
 from pairs.reference import ARGUMENTS, Ask, Reference, prompt_ids
 from pairs.routes import Rating
 from pairs.tiny_chat import EOS, TABLE
-from pairs.trial import RID, Trial
-from server.server_harness import PATIENCE, wait_until
+from pairs.trial import Trial
 
-TOLERANCE = 1e-3  # of log-probabilities
-POOL_TOKENS = 1536
-PAGE_SIZE = 16
-CHUNK = 64
 NUM_TOP = 3
-FOR_EVER = 1000  # tokens
-ENOUGH = 12  # tokens of all that run, to be taken away after
-
-NUMBERS = r"([0-9]{2}[,;]){4,8}"
-NUMBERS_FOR_EVER = r"([0-9]{2}[,;])+"
-
-
-class Plain:
-    """What a feature does that does nothing."""
-
-    flags: tuple[str, ...] = ()
-    needs_queue = False
-
-    def ask(self, ask: Ask, reference: Reference) -> Ask | None:
-        return ask
-
-    def prepare(self, trial: Trial) -> None:
-        pass
-
-    def send_beside(self, trial: Trial) -> None:
-        pass
-
-    def meanwhile(self, trial: Trial) -> None:
-        pass
-
-    def check(self, trial: Trial) -> None:
-        pass
-
-
-def if_it_counts(before: Ask, after: Ask, reference: Reference) -> Ask | None:
-    """`after`, if it has another answer."""
-    texts = [[choice.tokens for choice in reference.choices(ask)] for ask in (before, after)]
-    return after if texts[0] != texts[1] else None
-
-
-# ---- of the request -------------------------------------------------------------------------------------------------
 
 
 class Tools(Plain):
@@ -156,39 +116,6 @@ class LogitBias(Plain):
         (*_, (token, _)) = trial.ask.logit_bias
         for choice in trial.answer.choices:
             assert TABLE[token] not in [rating.token for rating in choice.ratings]
-
-
-class Abort(Plain):
-    """The request would go on for long; it is taken away by its name while another runs beside it."""
-
-    name = "abort"
-    does = "1,000 tokens; `/abort_request` takes it away beside another"
-    proof = "the beginning of the expected answer; the other's is whole; every slot is free or cached again"
-    needs_queue = True
-
-    def ask(self, ask: Ask, reference: Reference) -> Ask:
-        if ask.pattern is None:
-            return replace(ask, max_tokens=FOR_EVER, ignore_eos=True)
-        pattern = ask.regex and NUMBERS_FOR_EVER
-        bias = ((EOS, -100.0), *ask.logit_bias)
-        return replace(ask, max_tokens=FOR_EVER, regex=pattern, parallel_calls=True, logit_bias=bias)
-
-    def send_beside(self, trial: Trial) -> None:
-        self._generated = trial.generated
-        self._sibling = Ask(words=f"Not {trial.ask.words}", max_tokens=40)
-        sampling = {"temperature": 0, "max_new_tokens": 40}
-        self._beside = trial.send_beside(text=self._sibling.prompt, sampling_params=sampling)
-
-    def meanwhile(self, trial: Trial) -> None:
-        begun = lambda: trial.generated >= self._generated + ENOUGH or trial.is_over  # noqa: E731
-        wait_until(begun, PATIENCE, lambda: "it never began")
-        assert trial.server.post("/abort_request", {"rid": RID}).status == 200
-
-    def check(self, trial: Trial) -> None:
-        assert any(choice.reason == "abort" for choice in trial.answer.choices)
-        assert trial.answer.completion_tokens < FOR_EVER * trial.ask.n
-        assert self._beside.result()["text"] == trial.reference.choice(self._sibling).text
-        trial.server.wait_idle()
 
 
 class MinTokens(Plain):
@@ -313,121 +240,3 @@ class Streaming(Plain):
             assert [rating.token for rating in one.ratings] == [rating.token for rating in other.ratings]
         assert streamed.completion_tokens == whole.completion_tokens
         assert streamed.prompt_tokens == whole.prompt_tokens
-
-
-# ---- of what stands around it ---------------------------------------------------------------------------------------
-
-
-class CacheHit(Plain):
-    name = "cache hit"
-    does = "the prompt was computed before"
-    proof = "`cached_tokens` is all but the last token, in whole pages"
-
-    def prepare(self, trial: Trial) -> None:
-        sampling = {"max_new_tokens": 1, "temperature": 0}
-        trial.server.ask("/generate", text=trial.ask.prompt, sampling_params=sampling)
-
-    def check(self, trial: Trial) -> None:
-        """All but the last token, and no token whose logits are asked for; in whole pages."""
-        if not trial.answer.completion_tokens:
-            return  # it was taken away before it began
-        count = len(prompt_ids(trial.ask.prompt)) - 1
-        if trial.ask.prompt_logprobs >= 0:
-            count = trial.route.prompt_start(trial.ask) - 1
-        page = trial.server.info()["page_size"]
-        assert trial.answer.cached_tokens == count // page * page
-
-
-class Retraction(Plain):
-    """Three others begin with it that fill the pool, until the one that has least must give way: this one."""
-
-    name = "retraction"
-    does = "three others begin with it in a pool that is too small for all"
-    proof = "memory ran short, the request gave way, the others are whole, every slot is free or cached again"
-    needs_queue = True
-    others, tokens = 3, 60
-
-    def prepare(self, trial: Trial) -> None:
-        """A calm while, in which admission forgets its caution: it would let nobody in who might outgrow the pool."""
-        sampling = {"max_new_tokens": 800, "temperature": 0, "ignore_eos": True}
-        trial.server.ask("/generate", text="calm", sampling_params=sampling)
-
-    def send_beside(self, trial: Trial) -> None:
-        self._before = trial.retractions
-        ask, info = trial.ask, trial.server.info()
-        page, chunk = info["page_size"], info["chunked_prefill_size"]
-        growth = self.others * self.tokens + ask.n * ask.max_tokens
-        # Admission keeps a tenth of the growth free, and until all prompts are through those that are generate.
-        beside = int(0.11 * growth) + 8 + POOL_TOKENS // chunk + (100 if "abort" in trial.has else 0)
-        own = len(prompt_ids(ask.prompt)) // page - 1 + ask.n  # pages: all but the last are shared
-        length = (POOL_TOKENS // page - own - -(-beside // page)) // self.others * page
-        noise = np.random.default_rng(len(ask.words))
-        self._beside = []
-        for _ in range(self.others):
-            ids = noise.integers(0x21, 0x7E, length).tolist()
-            sampling = {"max_new_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
-            self._beside.append(trial.send_beside(input_ids=ids, sampling_params=sampling))
-
-    def meanwhile(self, trial: Trial) -> None:
-        wait_until(lambda: trial.retractions > self._before or trial.is_over, PATIENCE, lambda: "no retraction")
-
-    def check(self, trial: Trial) -> None:
-        assert trial.retractions > self._before
-        known = [choice.retractions for choice in trial.answer.choices if choice.retractions is not None]
-        assert not known or sum(known) > 0, "another one gave way"
-        assert all(len(other.result()["output_ids"]) == self.tokens for other in self._beside)
-        trial.server.wait_idle()
-
-
-class ChunkedPrefill(Plain):
-    name = "chunked prefill"
-    does = "`--chunked-prefill-size 64`, less than the prompt"
-    proof = "the expected tokens"
-    flags = ("--chunked-prefill-size", str(CHUNK))
-
-    def check(self, trial: Trial) -> None:
-        assert trial.server.info()["chunked_prefill_size"] == CHUNK < len(prompt_ids(trial.ask.prompt))
-
-
-class Ranks(Plain):
-    name = "tp 3"
-    does = "`--tp-size 3`, in processes"
-    proof = "three ranks, whose digests of all decisions are equal in the end"
-    flags = ("--tp-size", "3")
-
-    def check(self, trial: Trial) -> None:
-        trial.server.wait_idle()
-        assert len(trial.server.info()["ranks"]) == 3
-        digests = lambda: {(rank["step"], rank["digest"]) for rank in trial.server.info()["ranks"]}  # noqa: E731
-        wait_until(lambda: len(digests()) == 1, PATIENCE, lambda: f"ranks differ: {digests()}")
-
-
-class Pages(Plain):
-    name = "page size 16"
-    does = "`--page-size 16`"
-    proof = "asked again it finds whole pages, and says the same"
-    flags = ("--page-size", str(PAGE_SIZE))
-
-    def check(self, trial: Trial) -> None:
-        """Whole pages are found again, and what was computed from them is the same."""
-        if "abort" in trial.has:
-            return
-        again = trial.again(prompt_logprobs=-1, stream=False)
-        assert again.cached_tokens == (len(prompt_ids(trial.ask.prompt)) - 1) // PAGE_SIZE * PAGE_SIZE
-        assert [trial.text_of(choice) for choice in again.choices] == [choice.text for choice in trial.expected]
-
-
-class NoOverlap(Plain):
-    name = "overlap off"
-    does = "`--disable-overlap-schedule`"
-    proof = "the expected tokens"
-    flags = ("--disable-overlap-schedule",)
-
-    def check(self, trial: Trial) -> None:
-        assert trial.server.info()["disable_overlap_schedule"]
-
-
-FEATURES = (
-    Tools, Grammar, Seed, Choices, Penalties, LogitBias, Abort, MinTokens, Stop, Logprobs, PromptLogprobs, Streaming,
-    CacheHit, Retraction, ChunkedPrefill, Ranks, Pages, NoOverlap,
-)  # fmt: skip

@@ -35,7 +35,7 @@ from srt.tokenization import Tokenizer
 from srt.transport import Endpoints, Sender
 
 
-class House(Client):
+class LocalServer(Client):
     """For the length of a `with`; `flags` are the server's."""
 
     def __init__(self, flags: Sequence[str], weights: dict[str, torch.Tensor], endpoints: Endpoints) -> None:
@@ -70,10 +70,11 @@ class House(Client):
         self._loop = uvloop.new_event_loop()
         self._threads = [threading.Thread(target=run) for run in (self._loop.run_forever, self._schedule)]
 
-    def __enter__(self) -> House:
+    def __enter__(self) -> LocalServer:
         for thread in self._threads:
             thread.start()
         self._run(self._frontend.start(self._sock))
+        self._loop.call_soon_threadsafe(self._frontend.admit, ())
         return self
 
     def __exit__(self, *_: object) -> None:
