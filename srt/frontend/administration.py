@@ -63,7 +63,7 @@ class Administration:
             raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")
         message = (body.abort_message or "The request was aborted.")[:500]
         await self._house.abort(None if body.abort_all else body.rid, message)
-        return web.Response()
+        return web.Response(text="")
 
     async def pause(self, request: web.Request) -> web.Response:
         body: PauseBody = await self._body(request, PauseBody)
@@ -116,7 +116,7 @@ class Administration:
         changes = body.log_level, body.log_requests, level
         self._manager.request_log.configure(*changes)
         await self._house.configure_logging(*changes)
-        return web.Response()
+        return web.Response(text="")
 
     async def update_weights(self, request: web.Request) -> web.Response:
         """Other weights of the same shapes. What cannot be taken leaves the old ones, and everything as it was."""
@@ -137,6 +137,8 @@ class Administration:
             self._services.weights.path = body.model_path
             await self._house.use_weights(body.model_path, self._services.weights.version)
         answer = {"success": reply.ok, "message": reply.message, "num_paused_requests": running}
+        if not reply.ok:
+            answer["error"] = {"message": reply.message}  # as of all routes
         response = json_response(answer)
         response.set_status(200 if reply.ok else 400)
         return response

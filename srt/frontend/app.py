@@ -222,7 +222,7 @@ def _sampling_defaults(config: ServerConfig, files: ModelFiles) -> SamplingDefau
 
 def application(services: Services, forwarder: Forwarder | None = None) -> web.Application:
     """With a forwarder it answers for the main process."""
-    table = Description(routes(services)).routes
+    table = Description(routes(services), services.config).routes
     access = Access(
         services.config, [route.path for route in table if route.open], [route.path for route in table if route.admin]
     )

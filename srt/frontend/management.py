@@ -38,13 +38,13 @@ class Management:
     async def health(self, request: web.Request) -> web.Response:
         """Alive: every process is heard of and nothing has failed."""
         self._check_alive()
-        return web.Response()
+        return web.Response(text="")
 
     async def ready(self, request: web.Request) -> web.Response:
         """Alive, and one more request would be taken."""
         self._check_alive()
         self._services.manager.check_queue()
-        return web.Response()
+        return web.Response(text="")
 
     async def health_generate(self, request: web.Request) -> web.Response:
         """Lets the model generate a token. A busy server passes with any token that it sends meanwhile."""
@@ -65,7 +65,7 @@ class Management:
                 await asyncio.wait([collector.done], timeout=0.05)
             if collector.done.done():
                 collector.done.result()  # the error, if it is one
-        return web.Response()
+        return web.Response(text="")
 
     async def model_info(self, request: web.Request) -> web.Response:
         services = self._services

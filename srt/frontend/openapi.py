@@ -10,7 +10,8 @@ import msgspec
 from aiohttp import web
 
 import srt
-from srt.frontend.routes import Route
+from srt.config import ServerConfig
+from srt.frontend.routes import HTML, Route
 from srt.frontend.services import json_response
 
 ERROR = {
@@ -30,13 +31,13 @@ b { display: inline-block; min-width: 6rem; } i { color: #666; font-style: norma
 class Description:
     """Both pages, written once. The routes to them are among those that they describe."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route], config: ServerConfig) -> None:
         self.routes = [
             *routes,
             Route("GET", "/openapi.json", self.json, "This description", open=True),
-            Route("GET", "/docs", self.docs, "The same to read", text=True, open=True),
+            Route("GET", "/docs", self.docs, "The same to read", answer=HTML, open=True),
         ]
-        self._document = document(self.routes)
+        self._document = document(self.routes, config)
         self._page = page(self._document)
 
     async def json(self, request: web.Request) -> web.Response:
@@ -46,15 +47,18 @@ class Description:
         return web.Response(text=self._page, content_type="text/html")
 
 
-def document(routes: Sequence[Route]) -> dict[str, Any]:
+def document(routes: Sequence[Route], config: ServerConfig) -> dict[str, Any]:
     """OpenAPI 3.1."""
+    users, administrators = bool(config.api_keys), bool(config.api_keys or config.admin_api_key)
     bodies = list(dict.fromkeys(route.body for route in routes if route.body is not None))
     schemas, components = msgspec.json.schema_components(bodies, ref_template=_REF + "{name}")
     schema_of = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         for method in route.methods.split():
-            paths.setdefault(route.shown_path, {})[method.lower()] = _operation(route, method, schema_of)
+            paths.setdefault(route.shown_path, {})[method.lower()] = operation = _operation(route, method, schema_of)
+            if not route.open and (administrators if route.admin else users):
+                operation["security"] = [{"key": []}]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Lockstep", "version": srt.__version__},
@@ -67,7 +71,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, method: str, schema_of: dict[type, Any]) -> dict[str, Any]:
-    kinds = ["text/plain"] if route.text else ["application/json"]
+    kinds = list(route.answer)
     if route.streams:
         kinds.append("text/event-stream")
     error = {"application/json": {"schema": {"$ref": f"{_REF}Error"}}}
@@ -89,8 +93,6 @@ def _operation(route: Route, method: str, schema_of: dict[type, Any]) -> dict[st
     ]
     if parameters:
         operation["parameters"] = parameters
-    if not route.open:
-        operation["security"] = [{"key": []}]
     if route.body is not None and method != "GET":
         operation["requestBody"] = {
             "required": not route.admin, "content": {"application/json": {"schema": schema_of[route.body]}}

@@ -36,6 +36,7 @@ from srt.frontend.services import Services
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+TEXT, HTML = ("text/plain",), ("text/html",)
 NODE = (("engine", "its number"), ("ticket", "of the tree"), ("index", "of the node in it"))
 _PATTERN = re.compile(r"\{(\w+):[^}]*\}")
 
@@ -49,7 +50,7 @@ class Route:
     body: type | None = None
     tag: str = "management"
     streams: bool = False  # if the body has `stream`: true
-    text: bool = False  # its answer is text
+    answer: tuple[str, ...] = ("application/json",)  # of which types it may be
     open: bool = False  # takes no key
     admin: bool = False  # takes the administrator's key, if there is one
     house: bool = False  # its answer is about the whole server, and so the main process's
@@ -93,32 +94,37 @@ def routes(services: Services) -> list[Route]:
             ("/detokenize", "/v1/detokenize"), "POST", management.detokenize, "Token ids to text", DetokenizeRequest,
             **own,
         ),
-        Route("GET", "/", page.root, "A page to look at; to programs, that this is Lockstep", open=True, text=True),
+        Route(
+            "GET", "/", page.root, "A page to look at; to programs, that this is Lockstep", open=True,
+            answer=TEXT + HTML,
+        ),
         Route("GET", "/page/data", page.data, "What the page shows", house=True),
         Route("GET", "/page/node", page.node, "The first words of a node on the page", query=NODE, house=True),
-        Route("GET HEAD", "/health", management.health, "Whether every process lives", open=True, text=True),
-        Route("GET", "/health_generate", management.health_generate, "Whether tokens come", open=True, text=True),
-        Route("GET HEAD", "/ready", management.ready, "Whether one more request is taken", open=True, text=True),
+        Route("GET HEAD", "/health", management.health, "Whether every process lives", open=True, answer=TEXT),
+        Route("GET", "/health_generate", management.health_generate, "Whether tokens come", open=True, answer=TEXT),
+        Route("GET HEAD", "/ready", management.ready, "Whether one more request is taken", open=True, answer=TEXT),
         *_each(("/model_info", "/get_model_info"), "GET", management.model_info, "What the model is"),
         *_each(("/server_info", "/get_server_info"), "GET", management.server_info, "Flags, memory, ranks", house=True),
         Route("GET", "/v1/loads", management.loads, "Load of each engine", house=True),
         Route("GET", "/get_load", management.get_load, "The same, in a shorter form"),
-        Route("GET", "/metrics", management.metrics, "Prometheus metrics", open=True, text=True, house=True),
+        Route("GET", "/metrics", management.metrics, "Prometheus metrics", open=True, answer=TEXT, house=True),
         Route("GET", "/version", management.version, "The version"),
         Route(
-            "GET POST", "/flush_cache", administration.flush_cache, "Forgets cached prefixes", text=True, query=timeout,
-            **admin,
+            "GET POST", "/flush_cache", administration.flush_cache, "Forgets cached prefixes", answer=TEXT,
+            query=timeout, **admin,
         ),
-        Route("POST", "/abort_request", administration.abort_request, "Aborts requests", AbortBody, text=True, **admin),
+        Route(
+            "POST", "/abort_request", administration.abort_request, "Aborts requests", AbortBody, answer=TEXT, **admin
+        ),
         Route("POST", "/pause_generation", administration.pause, "Plans no further step", PauseBody, **admin),
         Route("POST", "/continue_generation", administration.resume, "Ends a pause", **admin),
         Route(
-            "GET POST", "/start_profile", administration.start_profile, "Traces the next steps", ProfileBody, text=True,
-            **admin,
+            "GET POST", "/start_profile", administration.start_profile, "Traces the next steps", ProfileBody,
+            answer=TEXT, **admin,
         ),
-        Route("GET POST", "/stop_profile", administration.stop_profile, "Writes the traces", text=True, **admin),
+        Route("GET POST", "/stop_profile", administration.stop_profile, "Writes the traces", answer=TEXT, **admin),
         Route(
-            "POST", "/configure_logging", administration.configure_logging, "What is logged", LoggingBody, text=True,
+            "POST", "/configure_logging", administration.configure_logging, "What is logged", LoggingBody, answer=TEXT,
             **admin,
         ),
         Route(

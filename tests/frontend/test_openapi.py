@@ -76,6 +76,20 @@ def test_what_is_not_described_is_refused(server, document, path):
         assert server.request("POST", path, body)[0] == 400
 
 
+def test_a_key_is_asked_for_where_one_is(tmp_path, document):
+    """Of users, or of the administrator alone."""
+    assert not any("security" in operation for methods in document["paths"].values() for operation in methods.values())
+    for number, flags in enumerate(({"api_key": "user"}, {"admin_api_key": "root"})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with Server(folder, **flags) as server:
+            paths = server.get("/openapi.json")[1]["paths"]
+            for path, methods in paths.items():
+                for method, operation in methods.items():
+                    status, _, _ = server.request(method.upper(), path.replace("{id}", "x"))
+                    assert ("security" in operation) == (status == 401), (method, path)
+
+
 def test_the_page_to_read_loads_nothing(server, document):
     code, headers, raw = server.request("GET", "/docs")
     assert (code, headers.get_content_type()) == (200, "text/html")
