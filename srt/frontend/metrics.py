@@ -262,9 +262,9 @@ class Metrics:
         for family in self._families:
             for metric in CATALOGUE:
                 for name in metric.names(family):
-                    lines.append(f"# HELP {name} {metric.meaning}")
-                    lines.append(f"# TYPE {name} {metric.kind}")
-                    lines += self._series(metric, name, family, by_engine)
+                    # A name without series has no labels, so a router could not join it with those of other workers.
+                    if series := list(self._series(metric, name, family, by_engine)):
+                        lines += [f"# HELP {name} {metric.meaning}", f"# TYPE {name} {metric.kind}", *series]
             if family == "vllm":
                 lines.append("# TYPE vllm:cache_config_info gauge")
                 for engine, load in enumerate(loads):
