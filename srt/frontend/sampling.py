@@ -153,7 +153,7 @@ def from_native(
         seed=(request.sampling_seed, "sampling_seed"),
         default=NATIVE_MAX_NEW_TOKENS,
         logprobs=logprobs,
-        may_be_empty=logprobs.prompt >= 0,
+        may_be_empty=True,  # what is computed then is cached
         keep_stop=bool(request.no_stop_trim),
     )
 

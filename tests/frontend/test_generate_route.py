@@ -28,6 +28,14 @@ def generate(server, max_new_tokens=3, sampling=None, **body):
     return server.ok("/generate", {**body, "sampling_params": {"max_new_tokens": max_new_tokens, **(sampling or {})}})
 
 
+def test_a_prompt_that_is_only_computed(server):
+    """As SGLang's frontend language does before it forks or selects."""
+    answer = generate(server, 0, text="hello")
+    assert (answer["text"], answer["output_ids"]) == ("", [])
+    assert (answer["meta_info"]["completion_tokens"], answer["meta_info"]["prompt_tokens"]) == (0, 5)
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+
+
 def test_text(server):
     answer = generate(server, 7, text="hello", rid="mine")
     assert (answer["text"], answer["output_ids"]) == ("hellohe", list(b"hellohe"))
