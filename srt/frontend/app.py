@@ -102,7 +102,7 @@ class Frontend:
         """The engine is gone: every open request ends with an error, /health is red. May be called again."""
         if self._manager.failure is None:
             self._manager.fail(reason)
-            self._services.house.fail(reason)
+        self._services.house.fail(reason)
 
     def admit(self, workers: Sequence[str]) -> None:
         """HTTP workers, by their addresses, which are ready and get what concerns them from now on."""

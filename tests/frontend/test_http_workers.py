@@ -220,9 +220,13 @@ def dechunked(raw):
     return re.sub(rb"(^|\r\n)[0-9a-f]+\r\n", b"", raw)[: -len(b"\r\n")]
 
 
-def test_a_failure_ends_the_requests_of_all(tmp_path):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_failure_ends_the_requests_of_all(is_known, tmp_path):
+    """Also one that the main process has found itself."""
     with Server(tmp_path, http_workers=2) as server:
         with held(server, 0) as one, held(server, 1) as other:
+            if is_known:
+                server.call(server.services.manager.fail, "scheduler 0 was killed by SIGKILL")
             server.call(server.frontend.fail, "scheduler 0 was killed by SIGKILL")
             assert b"was killed by SIGKILL" in read_all(one)
             assert b"was killed by SIGKILL" in read_all(other)
