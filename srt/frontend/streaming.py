@@ -8,7 +8,6 @@ events, so that little waits for it, and one that stops reading altogether loses
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from srt.messages import TextDelta
 
 SOFT_LIMIT = 256 * 1024  # bytes unsent from which deltas wait
 HARD_LIMIT = 65536  # deltas that wait, at which the request ends
+CUT_SECONDS = 10.0  # for its client to read why; then its connection ends, too
 
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"
@@ -62,6 +62,7 @@ class Stream:
         self._waiting: dict[Generation, list[TextDelta]] = {}
         self._num_waiting = 0
         self._error = b""
+        self._cut = False
 
     async def respond(
         self, request: web.Request, manager: TokenizerManager, prompts: Sequence[Prompt]
@@ -79,8 +80,12 @@ class Stream:
             self._transport = request.transport
             self.flush()
             await self.done
-        with contextlib.suppress(ConnectionError):
-            await response.write_eof()
+        try:
+            await asyncio.wait_for(response.write_eof(), CUT_SECONDS if self._cut else None)
+        except asyncio.TimeoutError:
+            self._transport.abort()
+        except ConnectionError:  # the client has left
+            pass
         return response
 
     def feed(self, generation: Generation, delta: TextDelta) -> None:
@@ -101,6 +106,7 @@ class Stream:
         over = bool(self._error) or not self._unfinished
         if not over and self._transport.get_write_buffer_size() > SOFT_LIMIT:
             if self._num_waiting > HARD_LIMIT:
+                self._cut = True
                 self.fail(RequestError("The client reads too slowly.", status=503))
             return
         data = self._take_events()

@@ -357,6 +357,27 @@ def test_a_reader_that_stopped_loses_its_request(server, monkeypatch):
     server.wait_for(lambda: server.engine.aborted)
 
 
+def test_who_never_reads_loses_the_connection(server, monkeypatch):
+    monkeypatch.setattr(streaming, "SOFT_LIMIT", 2000)
+    monkeypatch.setattr(streaming, "HARD_LIMIT", 100)
+    monkeypatch.setattr(streaming, "CUT_SECONDS", 0.1)
+    body = {"text": ["abc"] * 64, "sampling_params": {"max_new_tokens": 900, "ignore_eos": True}, "stream": True}
+    connections = server.frontend._http._runner.server
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        ours = sock.getsockname()
+        send_request(sock, GENERATE, body)
+        server.wait_for(lambda: server.engine.aborted)
+        server.wait_for(
+            lambda: ours not in [one.transport.get_extra_info("peername") for one in connections.connections]
+        )
+        data = b""
+        while more := sock.recv(65536):
+            data += more
+    assert not data.endswith(b"0\r\n\r\n")
+
+
 def test_an_answer_that_cannot_be_written_harms_no_other(server, threads, monkeypatch):
     events = completions.CompletionFormat.events
 
