@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from srt.config import ConfigError
 from srt.transport import Endpoints
 
+SILENT_SECONDS = 120
+"""How long a client may leave what waits for it unread before the kernel ends its connection."""
+
 
 def listen(host: str, port: int, number: int) -> list[socket.socket]:
     """Takes the address before anything slow happens. Connections wait in the backlog until the model is there.
@@ -39,6 +42,7 @@ def _listener(host: str, port: int, *, alone: bool, first: bool = True) -> socke
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, not first)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_SECONDS)  # also of what it accepts
     try:
         listener.bind(address)
         # Others may have its address only once it is bound: so of two servers the second is refused.
