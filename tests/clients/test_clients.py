@@ -33,7 +33,7 @@ REQUIREMENTS = {
     "litellm": ["litellm"],
     "anthropic": ["anthropic"],
     "lm_eval": ["lm-eval[api]", "transformers"],
-    "sglang": ["ipython", "numpy", "pybase64", "pydantic", "requests", "tqdm"],  # of its language
+    "sglang": ["aiohttp", "ipython", "msgspec", "numpy", "pybase64", "pydantic", "requests", "tqdm"],  # of its language
     "aiperf": ["aiperf"],
 }
 # The same, but without what it wants beside.
