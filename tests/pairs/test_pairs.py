@@ -29,10 +29,10 @@ QUICK = {
     ("min_tokens", "stop strings"): "generate",
     ("logit_bias", "logprobs"): "completions",
     ("prompt logprobs", "cache hit"): "generate",
-    ("retraction", "page size 16"): "generate",
+    ("chunked prefill", "page size 16"): "generate",
     ("abort", "overlap off"): "chat",
 }
-"""Tried in every run, each over one route. The others take minutes."""
+"""Tried in every run, each over one route. All others take minutes."""
 
 TINY = ("--dtype", "float32", "--tool-call-parser", "hermes", *BASE)
 
