@@ -88,6 +88,7 @@ def servers(folder: Path, model: Any) -> Iterator[Servers]:
 
 
 def trials() -> Iterator[Any]:
+    assert {*QUICK.items()} <= {(pair.names, route.name) for pair, route in TRIALS}
     for pair, route in sorted(TRIALS, key=lambda trial: trial[0].flags):
         marks = () if QUICK.get(pair.names) == route.name else pytest.mark.slow
         yield pytest.param(pair, route, id=f"{pair}, {route.name}", marks=marks)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pairs.reference import Ask, Expected, Reference
 from pairs.routes import Answer
-from server.server_harness import PATIENCE, Server, wait_until
+from server.server_harness import PATIENCE, Client, wait_until
 
 RID = "under-test"
 
@@ -44,7 +44,7 @@ class Feature(Protocol):
 
 
 class Trial:
-    def __init__(self, server: Server, route: Any, features: Sequence[Feature], ask: Ask, reference: Reference) -> None:
+    def __init__(self, server: Client, route: Any, features: Sequence[Feature], ask: Ask, reference: Reference) -> None:
         self.server, self.route, self.ask, self.reference = server, route, ask, reference
         self.features = features
         self.has = frozenset(feature.name for feature in features)
@@ -62,26 +62,30 @@ class Trial:
 
     def run(self) -> None:
         """Sends it and asks all oracles."""
-        queued = any(feature.needs_queue for feature in self.features)
         with self._threads:
             for feature in self.features:
                 feature.prepare(self)
-            if queued:
-                self.server.ask("/pause_generation", mode="in_place")
-            for feature in self.features:
-                feature.send_beside(self)
-            if queued:
-                self._wait_for_queue(self._num_beside)
-            self._sent = self._threads.submit(self._send)
-            if queued:
-                self._wait_for_queue(self._num_beside + self.ask.n)
-                self.server.ask("/continue_generation")
+            if any(feature.needs_queue for feature in self.features):
+                self._begin_together()
+            else:
+                self._sent = self._threads.submit(self._send)
             for feature in reversed(self.features):
                 feature.meanwhile(self)
             self.answer = self._sent.result()
         self.check_answer()
         for feature in self.features:
             feature.check(self)
+
+    def _begin_together(self) -> None:
+        self.server.ask("/pause_generation", mode="in_place")
+        try:
+            for feature in self.features:
+                feature.send_beside(self)
+            self._wait_for_queue(self._num_beside)
+            self._sent = self._threads.submit(self._send)
+            self._wait_for_queue(self._num_beside + self.ask.n)
+        finally:
+            self.server.ask("/continue_generation")
 
     def again(self, **changes: Any) -> Answer:
         return self._ask(replace(self.ask, **changes))
