@@ -106,6 +106,8 @@ class RadixCache:
 
         Returns the deepest node and the slots of the tokens found, whole pages of them. All that is in the pool.
         """
+        if not node.children:  # as behind every chunk of a prompt that nobody else brings
+            return node, []
         path, _, overhang = walk(node, key, start * TOKEN_BYTES, self._page_bytes)
         if path and path[-1].on_host:
             path, overhang = _pool_part(path), 0
@@ -152,7 +154,7 @@ class RadixCache:
             drop = self._part(leaf, num_tokens, 16 if self.host is None else 4)
             evicted.append(self._evict(leaf, drop))
             num_tokens -= drop
-        return np.concatenate(evicted) if evicted else NO_SLOTS
+        return evicted[0] if len(evicted) == 1 else np.concatenate([NO_SLOTS, *evicted])
 
     def clear(self) -> np.ndarray:
         """Gives up everything, of which nothing may be locked, and returns its slots."""
