@@ -57,7 +57,7 @@ class Administration:
         return web.Response(text=f"{reply.message or 'The cache was flushed.'}\n")
 
     async def abort_request(self, request: web.Request) -> web.Response:
-        """Takes all requests, prompts and choices whose name begins with `rid`; that there are none is no error."""
+        """Takes all requests, prompts and choices whose name begins with the words of `rid`; none is no error."""
         body: AbortBody = await self._services.read(request, AbortBody)
         if not body.rid and not body.abort_all:
             raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")

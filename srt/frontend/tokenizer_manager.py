@@ -141,9 +141,9 @@ class TokenizerManager:
             self.tally.give_names(_given_names(prompts))
 
     def abort(self, name: str | None, message: str) -> None:
-        """All of whose names one begins with `name`; None aborts all. Last deltas still come."""
+        """All of whose names one begins with the words of `name`; None aborts all. Last deltas still come."""
         for generation in list(self._live.values()):
-            if name is None or any(one.startswith(name) for one in generation.names):
+            if name is None or any(_begins_with(one, name) for one in generation.names):
                 self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, message))
 
     async def flush_cache(self, timeout_s: float) -> ControlReply:
@@ -415,6 +415,12 @@ def _names_of(prompts: Sequence[Prompt]) -> list[str]:
     names = [prompt.name for prompt in prompts]
     names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
     return names
+
+
+def _begins_with(name: str, beginning: str) -> bool:
+    """A beginning ends where a word does: whoever aborts `job1` means `job1_0` too, but not `job10`."""
+    rest = name[len(beginning) :]
+    return name.startswith(beginning) and not (beginning[-1].isalnum() and rest[:1].isalnum())
 
 
 def _given_names(prompts: Sequence[Prompt]) -> list[str]:

@@ -130,16 +130,17 @@ def test_abort_goes_by_the_beginning_of_the_name(server, threads):
     server.engine.hold_at = 50
     body = {"text": "ab", "sampling_params": {"max_new_tokens": 100}}
     one = threads.submit(server.stream, GENERATE, {**body, "rid": "a1"})
-    ten = threads.submit(server.stream, GENERATE, {**body, "rid": "a10"})
-    other = threads.submit(server.stream, GENERATE, {**body, "rid": "ba1"})
-    server.wait_for(lambda: len(server.engine.live) == 3)
+    part = threads.submit(server.stream, GENERATE, {**body, "rid": "a1-b"})
+    others = [threads.submit(server.stream, GENERATE, {**body, "rid": rid}) for rid in ("a10", "ba1", "a")]
+    server.wait_for(lambda: len(server.engine.live) == 5)
     assert server.request("POST", "/abort_request", {"rid": "a1", "abort_message": "enough"})[0] == 200
-    for aborted in (one, ten):
+    for aborted in (one, part):
         last = aborted.result()[-1]["meta_info"]
         assert last["finish_reason"] == {"type": "abort", "message": "enough", "status_code": None, "err_type": None}
         assert last["completion_tokens"] <= 50
     server.engine.hold_at = math.inf
-    assert other.result()[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 100}
+    for other in others:
+        assert other.result()[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 100}
 
 
 def test_abort_without_stream_is_an_answer(server, threads):
