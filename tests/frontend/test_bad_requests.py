@@ -340,7 +340,7 @@ REQUESTS = (
 )
 
 
-@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(REQUESTS)
 def test_nothing_makes_the_server_fail(server, request_):
     path, body = request_
