@@ -47,41 +47,52 @@ class LLGuidance:
 
     def compile(self, text: str) -> CompiledGrammar:
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the longest one mostly, and copies begin with what it has found out
+        first_W = np.zeros(self._num_words, np.int32)
+        if not matcher.is_error():  # it takes longest mostly, and copies begin with what it has found out
+            matcher.unsafe_compute_mask_ptr(first_W.ctypes.data, first_W.nbytes)
         if matcher.is_error():
             raise GrammarError(_short(matcher.get_error()))
-        return CompiledGrammar(matcher)
+        return CompiledGrammar(matcher, first_W)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], bits_MW: np.ndarray) -> None:
         wide_MW = bits_MW
         if bits_MW.shape[1] != self._num_words:
             wide_MW = np.empty((len(bits_MW), self._num_words), np.int32)
-        if len(matchers) == 1:  # no other thread need wake
-            matchers[0].inner.unsafe_compute_mask_ptr(wide_MW.ctypes.data, wide_MW.nbytes)
-        else:
-            rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+        rows = []
+        for row, matcher in enumerate(matchers):
+            if matcher.first_W is None:
+                rows.append((matcher.inner, row))
+            else:
+                wide_MW[row] = matcher.first_W
+        if len(rows) == 1:  # no other thread need wake
+            ((inner, row),) = rows
+            inner.unsafe_compute_mask_ptr(wide_MW[row].ctypes.data, 4 * self._num_words)
+        elif rows:
             self._executor.unsafe_compute_mask_ptr(rows, wide_MW.ctypes.data, 4 * self._num_words, len(wide_MW))
         if wide_MW is not bits_MW:
             bits_MW[:] = wide_MW[:, : bits_MW.shape[1]]
 
 
 class CompiledGrammar:
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, first_W: np.ndarray) -> None:
         self._matcher = matcher
+        self._first_W = first_W
 
     def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._matcher.deep_copy())
+        return LLGuidanceMatcher(self._matcher.deep_copy(), self._first_W)
 
 
 class LLGuidanceMatcher:
-    def __init__(self, inner: LLMatcher) -> None:
+    def __init__(self, inner: LLMatcher, first_W: np.ndarray) -> None:
         self.inner = inner
+        self.first_W: np.ndarray | None = first_W  # the mask of a grammar's beginning, until a token is looked at
 
     def accept(self, token: int) -> None:
+        self.first_W = None
         self.inner.consume_token(token)
 
     def look_ahead(self, token: int) -> bool:
+        self.first_W = None
         return self.inner.try_consume_tokens([token]) == 1
 
     def look_back(self, count: int) -> None:

@@ -106,6 +106,8 @@ class Sampler:
                 logits_SV[place, ids] = 0.0
             if is_short[index] and len(ids):
                 few[place] = ids
+        if len(few) == len(masks.places):
+            return few
         is_long = ~np.isin(masks.places, list(few))
         places, bits = masks.places[is_long], masks.bits[is_long]
         forbidden = np.unpackbits((~bits).astype("<i4").view(np.uint8), axis=1, bitorder="little")
