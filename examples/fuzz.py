@@ -115,6 +115,10 @@ async def main() -> int:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None), auto_decompress=False) as session:
             async with session.get(f"{args.base_url}/openapi.json") as response:
                 fields = fields_of(await response.json())
+            # The first profile takes seconds, in which a rank answers nothing.
+            await (
+                await session.post(f"{args.base_url}/start_profile", json={"num_steps": 1, "output_dir": folder})
+            ).read()
             fuzzer, gunner = Fuzzer(args.seed, fields, folder), Gunner(args.base_url, session)
             shots = (fuzzer.shot(number) for number in range(args.first, args.first + args.bodies))
             if args.show:
