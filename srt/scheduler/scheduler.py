@@ -193,7 +193,8 @@ class Scheduler:
     def _take(self, request: Request, token: int, result: StepResult, index: int) -> None:
         accepted = self._grammars.accept(request.rid, token) if request.constrained else UNCONSTRAINED
         if accepted.fault:
-            self._output.abort(request, f"The grammar could not be followed: {accepted.fault}", 500)
+            # It would fail anywhere, so a router must not send it on.
+            self._output.abort(request, f"The grammar could not be followed: {accepted.fault}", 400)
         else:
             self._output.token(request, token, result, index, accepted.ends)
 

@@ -83,7 +83,7 @@ def test_a_grammar_that_fails_takes_only_those_with_it_who_wanted_it():
     simulation = Simulation(Setting(), script).run()
     simulation.check()
     finishes = simulation.outlet.finishes
-    assert [finishes[rid].status for rid in (1, 2, 3, 4, 5)] == [0, 400, 0, 400, 500]
+    assert [finishes[rid].status for rid in (1, 2, 3, 4, 5)] == [0, 400, 0, 400, 400]
 
 
 def test_a_request_that_waits_for_its_grammar_can_be_aborted():
