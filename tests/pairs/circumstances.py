@@ -82,6 +82,12 @@ class Retraction(Plain):
     needs_queue = True
     others, tokens = 12, 60
 
+    def ask(self, ask: Ask, reference: Reference) -> Ask | None:
+        """An answer that is over sooner would not be there when memory runs short."""
+        if ask.max_tokens == FOR_EVER:
+            return ask
+        return ask if min(len(choice.tokens) for choice in reference.choices(ask)) >= 14 else None
+
     def prepare(self, trial: Trial) -> None:
         """A calm while, in which admission forgets its caution: it would let nobody in who might outgrow the pool."""
         sampling = {"max_new_tokens": 800, "temperature": 0, "ignore_eos": True}
