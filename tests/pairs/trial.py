@@ -63,7 +63,7 @@ class Trial:
     def run(self) -> None:
         """Sends it and asks all oracles."""
         with self._threads:
-            for feature in self.features:
+            for feature in reversed(self.features):
                 feature.prepare(self)
             if any(feature.needs_queue for feature in self.features):
                 self._begin_together()
