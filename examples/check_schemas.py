@@ -66,7 +66,10 @@ async def answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[
         async for line in response.content:
             if not line.startswith(b"data: {"):
                 continue
-            choice = json.loads(line[6:])["choices"][0]
+            event = json.loads(line[6:])
+            if "error" in event:
+                return 500, event["error"]["message"], ""
+            choice = event["choices"][0]
             text += choice["delta"].get("content") or ""
             finish = choice["finish_reason"] or finish
         return 200, text, finish
