@@ -109,6 +109,9 @@ class ServerConfig:
     max_total_tokens: int | None = flag(None, "most tokens in the KV cache, below what the memory would hold")
     max_running_requests: int | None = flag(None, "most requests that generate at the same time")
     max_queued_requests: int | None = flag(None, "most requests that wait; one more is answered with 503")
+    waiting_timeout: float | None = flag(
+        None, "seconds after which a request that has not begun is answered with 503; none of them if unset"
+    )
     chunked_prefill_size: int | None = flag(None, "most tokens computed in one step; longer prompts go in chunks")
     page_size: int | None = flag(
         None, "tokens per page of the KV cache, shared page by page; 1 if unset, 16 with KV events"
@@ -205,8 +208,10 @@ class ServerConfig:
             )
         if not 0 <= self.hierarchical_cache_gb < math.inf:
             raise ConfigError(f"--hierarchical-cache-gb must be at least 0, not {self.hierarchical_cache_gb}")
-        if not self.watchdog_timeout > 0:
-            raise ConfigError(f"--watchdog-timeout must be above 0, not {self.watchdog_timeout}")
+        for name in ("watchdog_timeout", "waiting_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{flag_name(name)} must be above 0, not {value}")
         if self.random_seed is not None and not 0 <= self.random_seed < 2**63:
             raise ConfigError(f"--random-seed must be at least 0 and below 2**63, not {self.random_seed}")
         if self.node_rank >= self.nnodes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from radix import Ledger
 from srt.messages import Message
 from srt.scheduler.consensus import BoardConsensus
@@ -31,6 +33,7 @@ class Settings(Message):
     is_special: bytes  # by id
     host_pages: int = 0  # of the cache's second tier; 0: there is none
     restore_least: int = 1  # the least tokens that are copied back from there
+    waiting_timeout: float = math.inf  # seconds
 
 
 def assemble(
@@ -75,4 +78,5 @@ def assemble(
         drafter=drafter,
         eos_token_ids=settings.eos_token_ids,
         overlap=settings.overlap,
+        waiting_timeout=settings.waiting_timeout,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -163,6 +164,7 @@ def _run(
         is_special=bytes(token_bytes.is_special),
         host_pages=device.host_tokens // config.page_size,
         restore_least=device.restore_least,
+        waiting_timeout=math.inf if config.waiting_timeout is None else config.waiting_timeout,
     )
     context = zmq.Context()
     intake, outlet = _ends(spec, context, board, ranks, GrammarReadiness(board, grammars))

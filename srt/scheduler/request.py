@@ -76,6 +76,11 @@ class Request:
         return self.num_tokens - self.prompt_len
 
     @property
+    def has_begun(self) -> bool:
+        """It has had memory, and may have lost it again."""
+        return self.cached_tokens >= 0
+
+    @property
     def wants_forward(self) -> bool:
         return self.finish is None and self.length < self.max_length and not self.unsure
 

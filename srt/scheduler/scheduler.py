@@ -6,6 +6,8 @@ lives the ledger's, what a token means the output's.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,7 +46,9 @@ class Scheduler:
         drafter: Drafter | None,
         eos_token_ids: tuple[int, ...],
         overlap: bool,
+        waiting_timeout: float = math.inf,
     ) -> None:
+        """`waiting_timeout` is in seconds of the inboxes' clock."""
         self.stopped = False
         self._ledger = ledger
         self._planner = planner
@@ -59,6 +63,8 @@ class Scheduler:
         self._drafter = drafter
         self._eos_token_ids = eos_token_ids
         self._overlap = overlap
+        self._waiting_timeout = waiting_timeout
+        self._arrivals: deque[tuple[float, int]] = deque()  # if they may be late: when they were heard, and rids
         self._decoder = msgspec.msgpack.Decoder(InboxItem)
         self._requests: dict[int, Request] = {}  # by rid: all that are not released
         self._unready: dict[int, Request] = {}  # of these, whose grammar is not there yet
@@ -101,6 +107,8 @@ class Scheduler:
                     self._serial += 1
                     request = Request.from_message(message, self._serial, self._eos_token_ids, inbox.now)
                     self._requests[request.rid] = request
+                    if self._waiting_timeout < math.inf:
+                        self._arrivals.append((inbox.now, request.rid))
                     request.drafts = self._drafter is not None and self._drafter.follows(request)
                     if request.constrained and not self._grammars.open(
                         request.rid, message.grammar, request.sampling.ignore_eos
@@ -118,6 +126,16 @@ class Scheduler:
                     self._abort(rid, reason)
                 case control:
                     self._control.take(control, inbox.now)
+        self._end_late(inbox.now)
+
+    def _end_late(self, now: float) -> None:
+        """Ends requests that have waited for their first step too long: their clients will have given up."""
+        while self._arrivals and now - self._arrivals[0][0] >= self._waiting_timeout:
+            _, rid = self._arrivals.popleft()
+            request = self._requests.get(rid)
+            if request is not None and not request.has_begun:
+                reason = f"The request could not begin within {self._waiting_timeout:g} s. Try again later."
+                self._abort(rid, reason, 503)
 
     def _wait(self, request: Request) -> None:
         if request.drafts:

@@ -22,6 +22,7 @@ FLAGS = {
     "max_total_tokens": ("int | None", None),
     "max_running_requests": ("int | None", None),
     "max_queued_requests": ("int | None", None),
+    "waiting_timeout": ("float | None", None),
     "chunked_prefill_size": ("int | None", None),
     "page_size": ("int | None", None),
     "schedule_policy": ("str", "lpm"),

@@ -9,7 +9,8 @@ import pytest
 import zmq
 from shared.simulation import Setting, Simulation, reference, request
 
-from srt.messages import AbortRequest, ControlReply, Finish, FlushCache
+from srt.config import SCHEDULE_POLICIES
+from srt.messages import AbortRequest, ContinueGeneration, ControlReply, Finish, FlushCache, PauseGeneration
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.observer import BoardObserver
 from srt.transport import Sender
@@ -92,6 +93,34 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted():
     simulation.check([1])
     assert simulation.outlet.outputs[1] == []
     assert len(simulation.outlet.outputs[2]) == 9
+
+
+@pytest.mark.parametrize("policy", SCHEDULE_POLICIES)
+def test_who_cannot_begin_in_time_is_told(policy):
+    """The first request fills the pool for longer than others wait; a step takes 0.01 s."""
+    setting = Setting(num_pages=40, max_running=2, policy=policy, waiting_timeout=0.1)
+    script = {
+        1: [request(1, [5] * 10, 25, ignore_eos=True)],
+        2: [request(2, [7] * 20, 10), request(3, [8] * 20, 10)],
+        60: [request(4, [7] * 20, 10)],
+    }
+    simulation = Simulation(setting, script).run()
+    finishes = simulation.outlet.finishes
+    for rid in (2, 3):
+        assert (finishes[rid].reason, finishes[rid].status) == ("abort", 503)
+        assert "0.1 s" in finishes[rid].message
+        assert simulation.outlet.outputs[rid] == []
+    for message in (simulation.requests[0], simulation.requests[3]):
+        assert simulation.outlet.outputs[message.rid] == reference(message, setting).tokens
+    simulation.check_nothing_left()
+    assert not simulation.scheduler._arrivals
+
+
+def test_who_gave_memory_back_has_begun():
+    script = {1: [request(1, [5, 6], 20, ignore_eos=True)], 5: [PauseGeneration(1, True)], 40: [ContinueGeneration(2)]}
+    simulation = Simulation(Setting(waiting_timeout=0.05), script).run()
+    assert simulation.outlet.finishes[1].num_retractions == 1
+    simulation.check()
 
 
 # ---- aborts ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Setting:
     eos_one_in: int = 24
     skill: int = -1  # of the drafter, in 100; -1: it drafts nothing
     most_guessed: int = 4
+    waiting_timeout: float = math.inf
 
     @property
     def limits(self) -> Limits:
@@ -203,6 +205,7 @@ class Simulation:
             drafter=self.drafter,
             eos_token_ids=EOS,
             overlap=s.overlap,
+            waiting_timeout=s.waiting_timeout,
         )
         self.intake.stop = self._stop
 
