@@ -112,7 +112,7 @@ class Engine:
 
     def flush_cache(self, timeout_s: float = 0.0) -> ControlReply:
         """Forgets every cached prefix, unless requests run and still do after `timeout_s`."""
-        return self._wait(self._services.manager.flush_cache(timeout_s))
+        return self._wait(self._services.engines.flush_cache(timeout_s))
 
     def shutdown(self) -> None:
         """Ends all processes; answers on their way end here, as aborted. May be called again."""

@@ -40,6 +40,7 @@ class Administration:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._manager = services.manager
+        self._engines = services.engines
         self._house = services.house
         self._alone = asyncio.Lock()
 
@@ -51,7 +52,7 @@ class Administration:
             timeout = -1.0
         if not 0.0 <= timeout <= 3600.0:
             raise RequestError("`timeout` must be a number of seconds between 0 and 3600.", param="timeout")
-        reply = await self._manager.flush_cache(timeout)
+        reply = await self._engines.flush_cache(timeout)
         if not reply.ok:
             raise RequestError(reply.message or "The cache was not flushed.", code="flush_refused")
         return web.Response(text=f"{reply.message or 'The cache was flushed.'}\n")
@@ -74,10 +75,10 @@ class Administration:
     async def _pause(self, mode: str) -> ControlReply:
         if mode == "abort":
             await self._house.abort(None, "Generation was paused.")
-        return await self._manager.pause(retract=mode == "retract")
+        return await self._engines.pause(retract=mode == "retract")
 
     async def resume(self, request: web.Request) -> web.Response:
-        _check(await self._whole(self._manager.resume()))
+        _check(await self._whole(self._engines.resume()))
         return json_response({"status": "ok", "message": "Generation goes on."})
 
     async def start_profile(self, request: web.Request) -> web.Response:
@@ -97,14 +98,14 @@ class Administration:
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", error)
                 raise RequestError(f"`output_dir` cannot be made: {reason}.", param="output_dir") from None
-        reply = await self._manager.start_profile(str(folder), steps)
+        reply = await self._engines.start_profile(str(folder), steps)
         if not reply.ok and body.output_dir is None:
             folder.rmdir()
         _check(reply)
         return web.Response(text=f"Each rank's trace of {steps} steps will be in {folder}\n")
 
     async def stop_profile(self, request: web.Request) -> web.Response:
-        _check(await self._manager.stop_profile())
+        _check(await self._engines.stop_profile())
         return web.Response(text="The profile is written.\n")
 
     async def configure_logging(self, request: web.Request) -> web.Response:
@@ -131,7 +132,7 @@ class Administration:
         if body.abort_all_requests:
             await self._house.abort(None, "The weights were replaced.")
         running = self._manager.tally.total
-        reply = await self._manager.update_weights(str(folder))
+        reply = await self._engines.update_weights(str(folder))
         if reply.ok:
             self._services.weights.version = body.weight_version or self._services.weights.version
             self._services.weights.path = body.model_path

@@ -21,6 +21,7 @@ from srt.config import ServerConfig
 from srt.frontend.access import Access
 from srt.frontend.balancer import Balancer
 from srt.frontend.constraints import Constraints
+from srt.frontend.engines import Engines
 from srt.frontend.errors import RequestError
 from srt.frontend.forwarding import FORWARDED, Forwarder
 from srt.frontend.grammar_check import GrammarCheck
@@ -95,7 +96,7 @@ class Frontend:
 
     async def fault(self) -> str:
         """Waits until there is a reason why the server cannot go on that nobody else knows, and gives it."""
-        await self._manager.broken.wait()
+        await self._services.engines.broken.wait()
         return self._manager.failure or ""
 
     def fail(self, reason: str) -> None:
@@ -188,6 +189,7 @@ def make_services(
         boards=boards,
         infos=infos,
         manager=manager,
+        engines=Engines(manager, balancer),
         words=Words(tokenizer, template, model.vocab_size, model.eos_token_ids),
         constraints=Constraints(GrammarCheck(tokenizer.vocabulary(model.eos_token_ids), tokenizer_folder)),
         formats=formats.choose(config, template),

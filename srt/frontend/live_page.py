@@ -81,7 +81,7 @@ class LivePage:
         """Without an answer the page shows the last one, and its other news."""
         text = MOST_TEXT if self._services.config.page_show_text else 0
         with contextlib.suppress(RequestError):
-            self._trees[engine].append(await self._services.manager.tree(engine, MOST_NODES, text))
+            self._trees[engine].append(await self._services.engines.tree(engine, MOST_NODES, text))
 
     def _usage(self) -> dict[str, Any]:
         """Takes as long as the host has processes, so tokens must not wait for it."""

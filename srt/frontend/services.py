@@ -17,6 +17,7 @@ from srt.board import Board
 from srt.config import ServerConfig
 from srt.frontend.access import credential
 from srt.frontend.constraints import Constraints
+from srt.frontend.engines import Engines
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Generation, Prompt
 from srt.frontend.house import House
@@ -57,6 +58,7 @@ class Services:
     boards: Sequence[Board]  # of each engine
     infos: Sequence[dict[str, Any]]  # what each engine's rank 0 said when it was ready
     manager: TokenizerManager
+    engines: Engines
     words: Words
     constraints: Constraints
     formats: Formats

@@ -1,4 +1,4 @@
-"""L1, main process: the table of requests on their way, and the frontend's two pipes.
+"""L1, every process that speaks HTTP: the table of requests on their way, and the frontend's two pipes.
 
 Owns the rids, the names under which clients know their requests, and the receive loop. Deltas go from the pipe straight
 to the sinks: no task wakes for a token.
@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -29,21 +29,11 @@ from srt.frontend.tally import Tally
 from srt.limits import Limits
 from srt.messages import (
     AbortRequest,
-    ContinueGeneration,
-    ControlItem,
-    ControlReply,
-    FlushCache,
     FrontendItem,
     NewRequest,
     Order,
-    PauseGeneration,
-    ShowTree,
-    StartProfile,
-    StopProfile,
     TextBatch,
     TextDelta,
-    TreeReply,
-    UpdateWeights,
 )
 from srt.observe.timeline import Timeline, arrival
 from srt.transport import BurstSender, Endpoints, Sender, pull
@@ -52,11 +42,7 @@ log = logging.getLogger(__name__)
 
 BURST = 64  # messages taken from the pipe before the event loop gets its turn
 REPLY_SECONDS = 10.0  # for an engine to answer, beside what it was told to wait
-SLOW_REPLY_SECONDS = 1800.0  # the same where it reads or writes files
 MAX_GENERATIONS = 4096  # of one HTTP request
-
-
-TREE_SECONDS = 0.5  # for a tree to come; an engine deep in a long step is not waited for
 
 
 class TokenizerManager:
@@ -76,7 +62,6 @@ class TokenizerManager:
         self.metrics = metrics
         self.tally = tally
         self.failure: str | None = None
-        self.broken = asyncio.Event()  # the failure is of our own making, and all must end
         self.last_heard = 0.0  # when the detokenizer last sent anything, in monotonic seconds
         self.last_token = 0.0  # when a token last came
         self.request_log = RequestLog()
@@ -92,7 +77,6 @@ class TokenizerManager:
         self._tickets = itertools.count(1)
         self._live: dict[int, Generation] = {}
         self._names: set[str] = set()
-        self.paused = False
         self._asked: dict[int, asyncio.Future[Any]] = {}  # by ticket
         self.on_order: Callable[[Order], None] | None = None  # of the main process, which gives none to itself
         self._decoder = msgspec.msgpack.Decoder(FrontendItem)
@@ -105,12 +89,12 @@ class TokenizerManager:
         self.last_heard = time.monotonic()
         self._context = zmq.Context()
         self._socket = pull(self._endpoints[0].frontend_of(self._process), self._context)
-        self._leaders = [BurstSender(one.leader, self._context, self._loop) for one in self._endpoints]
+        self.leaders = [BurstSender(one.leader, self._context, self._loop) for one in self._endpoints]
         self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
         self._loop.call_soon(self._receive)  # the descriptor signals only what comes from now on
 
     def close(self) -> None:
-        for leader in self._leaders:
+        for leader in self.leaders:
             leader.flush()
         self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
         self._context.destroy(linger=0)
@@ -144,75 +128,7 @@ class TokenizerManager:
         """All of whose names one begins with the words of `name`; None aborts all. Last deltas still come."""
         for generation in list(self._live.values()):
             if name is None or any(_begins_with(one, name) for one in generation.names):
-                self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, message))
-
-    async def flush_cache(self, timeout_s: float) -> ControlReply:
-        reply = await self._ask_all(lambda ticket: FlushCache(ticket, timeout_s), timeout_s + REPLY_SECONDS)
-        if reply.ok:
-            self._forget_caches()
-        return reply
-
-    async def pause(self, *, retract: bool = False) -> ControlReply:
-        """With the reply no step is under way, and with `retract` nobody has memory."""
-        self.paused = True  # an engine that does not answer in time does it later
-        return await self._ask_all(lambda ticket: PauseGeneration(ticket, retract))
-
-    async def resume(self) -> ControlReply:
-        self.paused = False
-        return await self._ask_all(ContinueGeneration)
-
-    async def start_profile(self, folder: str, num_steps: int) -> ControlReply:
-        return await self._ask_all(lambda ticket: StartProfile(ticket, folder, num_steps), SLOW_REPLY_SECONDS)
-
-    async def stop_profile(self) -> ControlReply:
-        return await self._ask_all(StopProfile, SLOW_REPLY_SECONDS)
-
-    async def update_weights(self, folder: str) -> ControlReply:
-        """While all is paused; the cache is empty behind it. What runs is computed again with the new weights."""
-        was_paused = self.paused
-        try:
-            await self.pause(retract=True)
-            return await self._update_all(folder)
-        finally:
-            self._forget_caches()
-            if not was_paused:
-                await self.resume()
-
-    async def _update_all(self, folder: str) -> ControlReply:
-        """All engines have the new weights behind it, or all the old ones; else the server has failed."""
-
-        async def update(leaders: Iterable[Sender], folder: str | None) -> list[ControlReply]:
-            asked = [self.ask(leader, lambda t: UpdateWeights(t, folder), SLOW_REPLY_SECONDS) for leader in leaders]
-            return await asyncio.gather(*asked)
-
-        try:
-            replies = await update(self._leaders, folder)
-            refusal = next((reply for reply in replies if not reply.ok), None)
-            if refusal is None:
-                return replies[0]
-            taken = [leader for leader, reply in zip(self._leaders, replies, strict=True) if reply.ok]
-            same = all(reply.ok for reply in await update(taken, None))
-        except RequestError:  # one does not answer in time
-            same = len(self._leaders) == 1
-            if same:
-                raise
-        if not same:
-            self.fail("the engines may have different weights, because one could not be updated")
-            self.broken.set()
-            raise RequestError(f"The engine has failed: {self.failure}", status=503)
-        return refusal
-
-    def _forget_caches(self) -> None:
-        for engine in range(len(self._leaders)):
-            self._balancer.flushed(engine)
-
-    async def _ask_all(self, item: Callable[[int], ControlItem], timeout_s: float = REPLY_SECONDS) -> ControlReply:
-        """Each engine's leader; the first reply that says no, if there is one. RequestError if one does not answer."""
-        if self.failure is not None:
-            raise RequestError(f"The engine has failed: {self.failure}", status=503)
-        asked = [self.ask(leader, item, timeout_s) for leader in self._leaders]
-        replies = await asyncio.gather(*asked)
-        return next((reply for reply in replies if not reply.ok), replies[0])
+                self.leaders[generation.assignment.engine].send(AbortRequest(generation.rid, message))
 
     def sender(self, address: str) -> Sender:
         """To another process, for as long as this is not closed."""
@@ -235,11 +151,6 @@ class TokenizerManager:
             raise RequestError(f"{name} did not answer in time; it may do what was asked yet.", status=503) from None
         finally:
             del self._asked[ticket]
-
-    async def tree(self, engine: int, most_nodes: int, most_tokens: int) -> TreeReply:
-        """The radix tree of an engine as it is now; RequestError if that takes long."""
-        ask = self.ask(self._leaders[engine], lambda ticket: ShowTree(ticket, most_nodes, most_tokens), TREE_SECONDS)
-        return await ask
 
     @property
     def house(self) -> str:
@@ -270,7 +181,7 @@ class TokenizerManager:
     @property
     def _most(self) -> int | None:
         """Requests that may run or wait, in all processes together."""
-        return None if self._max_queued is None else self._max_running * len(self._leaders) + self._max_queued
+        return None if self._max_queued is None else self._max_running * len(self.leaders) + self._max_queued
 
     def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
         self.check_open()
@@ -303,7 +214,7 @@ class TokenizerManager:
                 self.request_log.came(generation)
                 params = spec.params(length, seed, choice)
                 generation.timeline.sent = time.monotonic()
-                self._leaders[assignment.engine].send(
+                self.leaders[assignment.engine].send(
                     NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority, prompt.grammar)
                 )
         return generations
@@ -323,7 +234,7 @@ class TokenizerManager:
             if self._live.pop(generation.rid, None) is not None:
                 self.tally.give(1)
                 self.request_log.ended(generation)
-                self._leaders[generation.assignment.engine].send(AbortRequest(generation.rid, "The client has left."))
+                self.leaders[generation.assignment.engine].send(AbortRequest(generation.rid, "The client has left."))
                 self._balancer.ended(generation.assignment)
                 self.metrics.aborted()
                 generation.timeline.gone = now

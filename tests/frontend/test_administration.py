@@ -76,7 +76,7 @@ def test_an_update_is_not_left_half_done(server, slow_update):
     server.engine.may_answer.set()
     kinds = [PauseGeneration, UpdateWeights, ContinueGeneration]
     server.wait_for(lambda: list(map(type, server.engine.asked)) == kinds)
-    server.wait_for(lambda: not server.services.manager.paused)
+    server.wait_for(lambda: not server.services.engines.paused)
 
 
 def test_a_pause_waits_for_an_update(server, slow_update):
@@ -87,18 +87,18 @@ def test_a_pause_waits_for_an_update(server, slow_update):
         assert sock.recv(100).startswith(b"HTTP/1.1 200")
     kinds = [PauseGeneration, UpdateWeights, ContinueGeneration, PauseGeneration]
     assert list(map(type, server.engine.asked)) == kinds
-    assert server.services.manager.paused
+    assert server.services.engines.paused
     told(server, "/continue_generation")
 
 
 def test_a_pause_that_is_not_answered_in_time_counts(server):
     server.engine.may_answer.clear()
     with pytest.raises(asyncio.TimeoutError):
-        server.run(asyncio.wait_for(server.services.manager.pause(), 0.01))
-    assert server.services.manager.paused
+        server.run(asyncio.wait_for(server.services.engines.pause(), 0.01))
+    assert server.services.engines.paused
     server.engine.may_answer.set()
     told(server, "/continue_generation")
-    assert not server.services.manager.paused
+    assert not server.services.engines.paused
 
 
 def test_profiles(server, tmp_path, monkeypatch):
