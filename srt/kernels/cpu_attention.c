@@ -356,10 +356,10 @@ static void attend_panels(const Attention *a, long row, long token, long tokens,
         for (long r = 0; r < MIN(QUERIES, tokens * shared - (first + i) * QUERIES); r++) {
             long query = (first + i) * QUERIES + r, head = kv_head * shared + query % shared;
             float *to = a->out + ((token + query / shared) * a->num_heads + head) * size;
-            __m256 scale = _mm256_set1_ps(1.0f / room->panels[i].sum[r]);
+            __m256 share = _mm256_set1_ps(1.0f / room->panels[i].sum[r]);
             for (long c = 0; c < size; c += 8) {
                 __m256 sum = _mm256_load_ps(room->panels[i].out + r * size + c);
-                _mm256_storeu_ps(to + c, _mm256_mul_ps(scale, sum));
+                _mm256_storeu_ps(to + c, _mm256_mul_ps(share, sum));
             }
         }
 }

@@ -21,10 +21,9 @@
 
 enum { SPIN_NS = 100000 }; /* between two kernels of a step there is less */
 enum { EACH = 4 };         /* pieces for each thread: who is slow, or late, leaves them to others */
-enum { PIECE_BITS = 20 };
 
-/* What is claimed: the work's turn, the number of its pieces and the next of them, in one word, so that who comes late
- * can not take a piece of what is over for one of what has begun since. */
+/* The number of the work's pieces in the upper half and the next of them in the lower, in one word, so that who comes
+ * late can not take a piece of what is over for one of what has begun since. */
 static _Alignas(64) atomic_ullong claims;
 static _Alignas(64) atomic_uint turn;
 static _Alignas(64) atomic_uint unfinished;
@@ -77,8 +76,8 @@ static void work(void)
 {
     for (;;) {
         unsigned long long claim = atomic_fetch_add(&claims, 1);
-        long piece = claim & ((1 << PIECE_BITS) - 1), pieces = claim >> PIECE_BITS & ((1 << PIECE_BITS) - 1);
-        if (piece >= pieces) return;
+        long piece = (uint32_t)claim;
+        if (piece >= (long)(claim >> 32)) return;
         do_piece(piece);
         if (atomic_fetch_sub(&unfinished, 1) == 1 && atomic_load(&caller_sleeps)) wake(&unfinished);
     }
@@ -120,7 +119,6 @@ static long have(long wanted)
 
 void share_out(Work function, const void *argument, long items, long least)
 {
-    static unsigned long long serial = 0;
     long threads = omp_get_max_threads(); /* as many as torch takes */
     long pieces = MIN(items / MAX(least, 1), EACH * threads);
     if (threads == 1 || pieces < 2 || atomic_flag_test_and_set(&taken)) {
@@ -131,7 +129,7 @@ void share_out(Work function, const void *argument, long items, long least)
     current.work = function, current.argument = argument, current.items = items, current.pieces = pieces;
     atomic_store(&caller_sleeps, 0);
     atomic_store(&unfinished, (unsigned)pieces);
-    atomic_store(&claims, ++serial << 2 * PIECE_BITS | (unsigned long long)pieces << PIECE_BITS);
+    atomic_store(&claims, (unsigned long long)pieces << 32);
     atomic_fetch_add(&turn, 1);
     if (atomic_load(&sleepers)) wake(&turn);
     work();
