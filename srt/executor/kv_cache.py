@@ -40,7 +40,8 @@ class KVCache:
         if cpu.serves(kv_TSC.device, self.head_dim):
             cpu.store(kv_TSC, slots_N, kv_NSC)
         else:
-            kv_TSC.index_copy_(0, slots_N, kv_NSC.to(kv_TSC.dtype))
+            most = torch.finfo(kv_TSC.dtype).max
+            kv_TSC.index_copy_(0, slots_N, kv_NSC.clamp(-most, most).to(kv_TSC.dtype))
 
     def copy(self, copies: Copies) -> None:
         """Between the pool and what stands for host memory: on a CPU one is as good as the other."""

@@ -193,9 +193,11 @@ static void rotate(const Rotate *a)
     share_out(rotate_of, a, a->tokens, SERIAL / (a->heads * a->size));
 }
 
-/* Each token's keys and values, `width` elements, to its slot. */
+/* Each token's keys and values, `width` elements, to its slot. What float16 is too narrow for becomes its largest
+ * number: if it were infinite, it would spoil tokens before it, which others share, since 0 times it is no number. */
 static void store(int half, const float *kv, long stride, const int64_t *slots, long tokens, long width, void *cache)
 {
+    const __m256 most = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
     for (long n = 0; n < tokens; n++) {
         const float *from = kv + n * stride;
         if (!half) {
@@ -203,8 +205,10 @@ static void store(int half, const float *kv, long stride, const int64_t *slots, 
             continue;
         }
         uint16_t *to = (uint16_t *)cache + slots[n] * width;
-        for (long i = 0; i < width; i += 8)
-            _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+        for (long i = 0; i < width; i += 8) {
+            __m256 value = _mm256_max_ps(_mm256_min_ps(_mm256_loadu_ps(from + i), most), least);
+            _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+        }
     }
 }
 

@@ -104,6 +104,17 @@ def test_half_precision_cache(compiled, monkeypatch):
     torch.testing.assert_close(ours, expected, atol=3e-3, rtol=3e-3)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_float16_is_too_narrow_for_becomes_its_largest_number(compiled, monkeypatch):
+    monkeypatch.setattr(cpu, "AVAILABLE", compiled and cpu.AVAILABLE)
+    cache = KVCache(
+        num_layers=1, pool_tokens=4, page_size=1, num_kv_heads=1, head_dim=DIM, dtype=torch.float16, device=CPU
+    )
+    kv_NSC = torch.tensor([3.0, 7e4, -math.inf])[:, None, None].expand(3, 2, DIM).contiguous()
+    cache.store(0, torch.tensor([1, 3, 2]), kv_NSC)
+    assert cache.layer(0)[:, 0, 0].tolist() == [0, 3, -65504, 65504, 0]
+
+
 def test_groups_waste_little_and_hold_every_row_once():
     rng = np.random.default_rng(0)
     for lengths in ([5], [7, 7, 7], rng.integers(1, 8000, 200), [8000, *[100] * 50], rng.integers(100, 130, 60)):
