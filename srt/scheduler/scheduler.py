@@ -130,10 +130,14 @@ class Scheduler:
 
     def _end_late(self, now: float) -> None:
         """Ends requests that have waited for their first step too long: their clients will have given up."""
-        while self._arrivals and now - self._arrivals[0][0] >= self._waiting_timeout:
-            _, rid = self._arrivals.popleft()
+        while self._arrivals:
+            came, rid = self._arrivals[0]
             request = self._requests.get(rid)
-            if request is not None and not request.has_begun:
+            waits = request is not None and not request.has_begun
+            if waits and now - came < self._waiting_timeout:
+                break
+            self._arrivals.popleft()
+            if waits:
                 reason = f"The request could not begin within {self._waiting_timeout:g} s. Try again later."
                 self._abort(rid, reason, 503)
 

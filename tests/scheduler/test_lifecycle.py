@@ -116,6 +116,13 @@ def test_who_cannot_begin_in_time_is_told(policy):
     assert not simulation.scheduler._arrivals
 
 
+def test_who_has_begun_is_not_remembered():
+    script = {1: [request(1, [5, 6], 20, ignore_eos=True)], 5: [request(rid, [rid], 3) for rid in range(2, 6)]}
+    simulation = Simulation(Setting(waiting_timeout=1e6), script).run()
+    simulation.check()
+    assert not simulation.scheduler._arrivals
+
+
 def test_who_gave_memory_back_has_begun():
     script = {1: [request(1, [5, 6], 20, ignore_eos=True)], 5: [PauseGeneration(1, True)], 40: [ContinueGeneration(2)]}
     simulation = Simulation(Setting(waiting_timeout=0.05), script).run()
