@@ -17,6 +17,9 @@ from srt.parallel import Ranks
 
 log = logging.getLogger(__name__)
 
+MOST_TOLD = 300
+"""Characters of a fault that other ranks hear: in JSON a character takes up to 12 bytes, and all of it has a page."""
+
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -96,7 +99,7 @@ class ModelMaintenance:
         except Exception as error:  # of a file or of memory, by any library: the others must hear of it
             fault = f"{self._name}: {error}"
         if self._ranks is not None:
-            faults = [said["fault"] for said in self._ranks.gather({"fault": fault[:1000]})]
+            faults = [said["fault"] for said in self._ranks.gather({"fault": fault[:MOST_TOLD]})]
             fault = next(filter(None, faults), "")
         if fault:
             if self._device.type == "cuda":

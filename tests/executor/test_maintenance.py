@@ -17,6 +17,7 @@ from srt.executor.model_runner import ModelRunner
 from srt.executor.shape import ExecutorShape
 from srt.model_files import ModelFiles
 from srt.models.loader import load_model
+from srt.parallel import PAGE
 
 CPU = torch.device("cpu")
 
@@ -28,6 +29,7 @@ class OtherRanks:
         self.faults = faults
 
     def gather(self, said):
+        assert len(json.dumps(said)) <= PAGE
         return [said, *({"fault": fault} for fault in self.faults)]
 
 
@@ -83,6 +85,11 @@ def test_all_ranks_take_them_or_none(tmp_path, whose):
     assert ("rank 0" if whose == "own" else "rank 1: no disk") in fault
     prompt = prompt_of(9, seed=1)
     assert driver.generate([driver.tenant(0, prompt, GREEDY)], 6) == [greedy_reference(old, prompt, 6)]
+
+
+def test_other_ranks_hear_of_a_fault_in_any_script(tmp_path):
+    _, _, maintenance = build(tmp_path, OtherRanks(""))
+    assert "🗻" in maintenance.update_weights(str(tmp_path / "/".join(["🗻" * 60] * 15)))
 
 
 def test_a_trace(tmp_path):
