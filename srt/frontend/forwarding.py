@@ -32,7 +32,7 @@ class Forwarder:
         body = await self._services.read_bytes(request) if request.can_read_body else None
         headers = _without_connection(request.headers)
         headers.popall("Content-Encoding", None)  # the body was read
-        url = URL(f"http://house{request.raw_path}", encoded=True)
+        url = URL(f"http://house{request.rel_url.raw_path_qs}", encoded=True)  # a target may name a host of its own
         try:
             async with self._open().request(
                 request.method, url, headers=headers, data=body, allow_redirects=False

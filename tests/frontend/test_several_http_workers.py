@@ -174,6 +174,12 @@ def test_an_error_of_the_main_process_is_handed_on(server):
     assert b"timeout" in body
 
 
+def test_a_target_that_names_its_host_is_handed_on(server):
+    """As clients behind a proxy send it."""
+    for path in ("http://example.com/v1/loads", "/v1/loads"):
+        assert server.request("GET", path, worker=1)[0] == 200
+
+
 def test_what_is_configured_holds_in_all(server):
     server.post_raw("/configure_logging", {"log_requests": True, "log_requests_level": 1})
     logs = [worker.services.manager.request_log for worker in (server.frontend, *server.workers)]
