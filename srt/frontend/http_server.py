@@ -33,17 +33,18 @@ _log.addFilter(_is_ours)
 
 class Connection(web.RequestHandler):
     """`received` is when the first bytes of the request came that is being read or answered; 0 between two, and for one
-    that came while the one before it was answered."""
+    that came while the one before it was answered, or behind a body that was answered before it was there."""
 
-    __slots__ = ("_metrics", "received")
+    __slots__ = ("_is_behind_a_body", "_metrics", "received")
 
     def __init__(self, manager: web.Server, metrics: Metrics, **options: Any) -> None:
         super().__init__(manager, **options)
         self.received = 0.0
+        self._is_behind_a_body = False
         self._metrics = metrics
 
     def data_received(self, data: bytes) -> None:
-        if not self.received:
+        if not self.received and not self._is_behind_a_body:
             self.received = time.monotonic()
         super().data_received(data)
 
@@ -53,6 +54,7 @@ class Connection(web.RequestHandler):
         """Hands the last bytes to the socket, where that was not done before."""
         finished = await super().finish_response(request, resp, start_time)
         self.received = 0.0
+        self._is_behind_a_body = not request.content.is_eof()  # what comes next need not be the next request
         if written := arrival().written:
             self._metrics.handed(time.monotonic() - written)
         return finished

@@ -140,6 +140,21 @@ def test_a_request_has_come_with_its_first_bytes(server, cut):
             shown += timeline["parse"] >= 0.04
 
 
+def test_the_rest_of_a_refused_body_belongs_to_no_other_request(server):
+    body = json.dumps({"text": "abc", "sampling_params": SAMPLING}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        sock.sendall(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 404")
+        sock.sendall(b"ab")
+        time.sleep(0.1)
+        began = time.monotonic()
+        sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += sock.recv(65536)
+        check(json.loads(answer.partition(b"\r\n\r\n")[2])["meta_info"]["timeline"], time.monotonic() - began)
+
+
 def test_marks_never_go_back():
     timeline = Timeline(Arrival(1.0))
     received = timeline.received
