@@ -126,9 +126,11 @@ class TokenizerManager:
 
     def abort(self, name: str | None, message: str) -> None:
         """All of whose names one begins with the words of `name`; None aborts all. Last deltas still come."""
-        for generation in list(self._live.values()):
+        for generation in self._live.values():
             if name is None or any(_begins_with(one, name) for one in generation.names):
                 self.leaders[generation.assignment.engine].send(AbortRequest(generation.rid, message))
+        for leader in self.leaders:
+            leader.flush()  # what another process asks of the engines once it knows comes behind it
 
     def sender(self, address: str) -> Sender:
         """To another process, for as long as this is not closed."""

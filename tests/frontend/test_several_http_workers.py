@@ -72,6 +72,16 @@ def test_an_abort_reaches_the_requests_of_another_worker(server, body):
         assert b'"finish_reason":"abort"' in read_all(sock)
 
 
+def test_engines_hear_of_an_abort_before_its_answer_is_given(server):
+    def abort():
+        """Leaves the event loop no turn before the engine has heard."""
+        server.workers[1].services.manager.abort(None, "enough")
+        server.wait_for(lambda: server.engine.aborted)
+
+    with held(server, 1):
+        server.call(abort)
+
+
 def read_all(sock):
     data = b""
     while not data.endswith(b"0\r\n\r\n"):
