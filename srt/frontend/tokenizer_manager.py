@@ -194,10 +194,13 @@ class TokenizerManager:
         self._check_names(prompts)
         if not self.tally.take(total, None if probe else self._most):
             raise _queue_full()
-        named = _given_names(prompts)
-        if not self.tally.take_names(named):
+        try:
+            self.check_open()  # again: whoever closes the door looks for requests behind it, and must not miss these
+            if not self.tally.take_names(_given_names(prompts)):
+                raise _duplicate_name()
+        except RequestError:
             self.tally.give(total)
-            raise _duplicate_name()
+            raise
         arrived = arrival()
         generations: list[Generation] = []
         for prompt, length in zip(prompts, lengths, strict=True):

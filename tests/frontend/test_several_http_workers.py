@@ -231,6 +231,20 @@ def test_the_door_closes_everywhere_at_once(tmp_path):
         assert server.run(server.frontend.drained(60)) is True
 
 
+def test_a_request_that_the_closing_door_may_have_missed_is_refused(tmp_path, monkeypatch):
+    with Server(tmp_path, http_workers=2) as server:
+        tally = server.workers[0].services.manager.tally
+        take = tally.take
+
+        def take_too_late(*arguments):
+            server.frontend.drain()
+            return take(*arguments)
+
+        monkeypatch.setattr(tally, "take", take_too_late)
+        assert server.post(COMPLETIONS, {"prompt": "ab", "max_tokens": 1})[0] == 503
+        assert tally.total == 0
+
+
 def dechunked(raw):
     """What is left of an answer whose head and first chunks were read."""
     return re.sub(rb"(^|\r\n)[0-9a-f]+\r\n", b"", raw)[: -len(b"\r\n")]
