@@ -72,7 +72,8 @@ class Tally:
     def give_names(self, names: Sequence[str]) -> None:
         if self._folder is not None:
             for name in names:
-                os.unlink(self._path(name))
+                with contextlib.suppress(FileNotFoundError):  # the main process has died, and all tidy up behind it
+                    os.unlink(self._path(name))
 
     def _take_name(self, name: str) -> bool:
         if self._folder is None:

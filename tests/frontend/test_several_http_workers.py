@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import math
 import re
+import shutil
 
 import openai
 import pytest
@@ -14,6 +15,7 @@ from frontend_harness import EOS, MODEL, Server, events_of
 
 from detokenizer.process import Frontends
 from srt.frontend.live_page import PERIOD
+from srt.frontend.tally import Tally
 from srt.messages import TextBatch, TextDelta, pack_ids
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -243,6 +245,13 @@ def test_a_request_that_the_closing_door_may_have_missed_is_refused(tmp_path, mo
         monkeypatch.setattr(tally, "take", take_too_late)
         assert server.post(COMPLETIONS, {"prompt": "ab", "max_tokens": 1})[0] == 503
         assert tally.total == 0
+
+
+def test_names_are_given_back_where_all_has_been_tidied_up(tmp_path):
+    tally = Tally(str(tmp_path / "tally"), 0, 2)
+    assert tally.take_names(["one", "two"])
+    shutil.rmtree(tmp_path / "tally")
+    tally.give_names(["one", "two"])
 
 
 def dechunked(raw):
