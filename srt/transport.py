@@ -118,9 +118,10 @@ class BurstSender:
 
     def flush(self) -> None:
         """The other end receives each message by itself: to ZMQ they are parts of one."""
-        if self._waiting:
-            *others, last = self._waiting
-            for message in others:
-                self._socket.send(message, zmq.SNDMORE)
-            self._socket.send(last)
-            self._waiting.clear()
+        waiting, self._waiting = self._waiting, []
+        if not waiting or self._socket.closed:  # then what it was for has ended, and its requests with it
+            return
+        *others, last = waiting
+        for message in others:
+            self._socket.send(message, zmq.SNDMORE)
+        self._socket.send(last)

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from srt.messages import AbortRequest, ControlReply, InboxItem
-from srt.transport import Endpoints, Sender, pull, push
+from srt.transport import BurstSender, Endpoints, Sender, pull, push
 
 
 @pytest.fixture
@@ -57,6 +57,38 @@ def test_two_senders_share_a_pipe_each_in_its_own_order(context, endpoints):
     rids = [message.rid for message in receive(socket, 1000)]
     assert [rid for rid in rids if rid < 1000] == list(range(500))
     assert [rid for rid in rids if rid >= 1000] == list(range(1000, 1500))
+
+
+def test_a_burst_arrives_message_by_message(context, endpoints):
+    socket = pull(endpoints.leader, context)
+
+    async def send():
+        senders = [BurstSender(endpoints.leader, context, asyncio.get_running_loop()) for _ in range(2)]
+        for rid in range(500):
+            senders[rid % 2].send(AbortRequest(rid))
+            if rid % 7 == 0:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return senders
+
+    senders = asyncio.run(send())
+    rids = [message.rid for message in receive(socket, 500)]
+    del senders  # what is on its way ends with them
+    assert [rid for rid in rids if rid % 2 == 0] == list(range(0, 500, 2))
+    assert [rid for rid in rids if rid % 2] == list(range(1, 500, 2))
+
+
+def test_a_burst_to_whom_has_ended_is_dropped(endpoints):
+    """As of a stream that its reader closes once the engine has died."""
+
+    async def send():
+        context = zmq.Context()
+        sender = BurstSender(endpoints.leader, context, asyncio.get_running_loop())
+        context.destroy(linger=0)
+        sender.send(AbortRequest(1))
+        sender.flush()
+
+    asyncio.run(send())
 
 
 def test_an_asyncio_loop_can_receive(context, endpoints):
