@@ -236,6 +236,7 @@ class TokenizerManager:
             if generation.finish is not None and not generation.timeline.written:
                 self.metrics.written(generation, now)
             self._names.difference_update(generation.names)
+            del generation.sink  # which knows its generations: they and their prompts shall not wait for the collector
             if self._live.pop(generation.rid, None) is not None:
                 self.tally.give(1)
                 self.request_log.ended(generation)

@@ -1,6 +1,7 @@
 """How requests end that do not simply finish: clients that leave, aborts, failures, a full queue, shutting down."""
 
 import concurrent.futures
+import gc
 import math
 import socket
 import threading
@@ -11,6 +12,7 @@ from frontend_harness import Server, events_of, send_request, strict_json
 
 import srt.frontend.openai.completions as completions
 import srt.frontend.streaming as streaming
+from srt.frontend.generation import Generation
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HI = [{"role": "user", "content": "hi"}]
@@ -356,6 +358,37 @@ def test_a_reader_that_stopped_loses_its_request(server, monkeypatch):
     sock.close()
     assert events_of(raw)[-1]["error"]["message"] == "The client reads too slowly."
     server.wait_for(lambda: server.engine.aborted)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (GENERATE, {"text": "abc", "sampling_params": {"max_new_tokens": 9}}),
+        (COMPLETIONS, {"prompt": "abc", "max_tokens": 9, "n": 2}),
+        (CHAT, {"messages": HI, "max_tokens": 9}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 9}),
+        ("/v1/responses", {"input": "abc", "max_output_tokens": 9}),
+    ],
+)
+def test_a_stream_leaves_nothing_to_the_garbage_collector(server, path, body, stays):
+    """Which comes seldom, and prompts are large."""
+
+    def remaining():
+        return [one for one in gc.get_objects() if type(one) is Generation]
+
+    gc.collect()
+    gc.disable()
+    try:
+        server.engine.hold_at = math.inf if stays else 3
+        sock, received = server.open_stream(path, body)
+        with sock:
+            while stays and not received.endswith(b"0\r\n\r\n"):
+                assert (more := sock.recv(65536))
+                received += more
+        server.wait_for(lambda: not remaining())
+    finally:
+        gc.enable()
 
 
 def test_who_never_reads_loses_the_connection(server, monkeypatch):
