@@ -47,6 +47,7 @@ def test_safetensors_are_transformers_own(tmp_path, family, shards):
         assert torch.equal(weight, expected[key]), key
 
 
+@pytest.mark.slow  # answers of the whole model are compared in each run
 def test_the_default_model_is_what_transformers_reads(default_model):
     found = dict(iterate_weights(default_model, torch.float32))
     config = transformers.AutoConfig.from_pretrained(default_model.folder)

@@ -160,6 +160,7 @@ def test_shared_prefix(server: Server, reference: Reference, check: Any) -> None
     check(bodies)
 
 
+@pytest.mark.slow
 def test_pages_of_sixteen_and_chunks_of_seven_without_overlap(reference: Reference, check: Any) -> None:
     flags = ("--page-size", "16", "--chunked-prefill-size", "7", "--disable-overlap-schedule")
     with running("--dtype", "float32", *flags) as server:
@@ -169,6 +170,7 @@ def test_pages_of_sixteen_and_chunks_of_seven_without_overlap(reference: Referen
     check(bodies)
 
 
+@pytest.mark.slow
 def test_retraction(reference: Reference, check: Any) -> None:
     """All come in one request, so that admission lets them in at its first reserve, and outgrow the pool together."""
     count, shared = len(reference.prompts), (reference.num_chats - 1) * reference.num_shared

@@ -13,7 +13,7 @@ from server_harness import ROOT, Stopwatch, running
 MOST_GROWTH_MB = 40  # of one process: buffers of allocators, no state of requests
 
 
-@pytest.mark.parametrize("requests", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_nothing_stays_of_requests_that_are_gone(requests: int) -> None:
     """The pool is so small that requests wait, are retracted and evict each other's prefixes."""
     with running("--max-total-tokens", "1500", "--random-seed", "1") as server:

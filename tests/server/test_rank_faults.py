@@ -24,7 +24,7 @@ FAULTS = {
     "exception:1": ["scheduler 1 failed in step", "ZeroDivisionError: planted"],
 }
 """What goes wrong, in which rank, and words of the sentence that names it."""
-QUICK = ("token:1", "stop:1")
+QUICK = ("token:1",)
 
 
 @pytest.mark.parametrize("fault", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAULTS])

@@ -103,7 +103,7 @@ def test_three_ranks_of_the_default_model_answer_as_one(server: Server) -> None:
         assert ask(three, 24) == ask(server, 24)
 
 
-@pytest.mark.parametrize("steps", [600, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_ranks_agree_at_every_step(small_model: str, steps: int) -> None:
     """Four ranks with hash seeds of their own, clocks hours apart, and one of them slow now and then.
 
