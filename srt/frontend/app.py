@@ -253,6 +253,7 @@ def _door(services: Services, access: Access) -> Callable[[web.Request, Handler]
             response = await handler(request)
         except RequestError as error:
             response = _error_response(request, error)
+            error.__traceback__ = None  # its frames hold the future that holds it, and prompts
         except web.HTTPException as error:
             response = _error_response(request, _of_http(error, services), error.headers.get("Allow"))
         except web.RequestPayloadError:

@@ -1,6 +1,7 @@
 """How requests end that do not simply finish: clients that leave, aborts, failures, a full queue, shutting down."""
 
 import concurrent.futures
+import contextlib
 import gc
 import math
 import socket
@@ -360,6 +361,22 @@ def test_a_reader_that_stopped_loses_its_request(server, monkeypatch):
     server.wait_for(lambda: server.engine.aborted)
 
 
+@contextlib.contextmanager
+def no_generation_left(server):
+    """The collector comes seldom, and prompts are large."""
+
+    def remaining():
+        return [one for one in gc.get_objects() if type(one) is Generation]
+
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        server.wait_for(lambda: not remaining())
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("stays", [True, False])
 @pytest.mark.parametrize(
     ("path", "body"),
@@ -372,23 +389,20 @@ def test_a_reader_that_stopped_loses_its_request(server, monkeypatch):
     ],
 )
 def test_a_stream_leaves_nothing_to_the_garbage_collector(server, path, body, stays):
-    """Which comes seldom, and prompts are large."""
-
-    def remaining():
-        return [one for one in gc.get_objects() if type(one) is Generation]
-
-    gc.collect()
-    gc.disable()
-    try:
+    with no_generation_left(server):
         server.engine.hold_at = math.inf if stays else 3
         sock, received = server.open_stream(path, body)
         with sock:
             while stays and not received.endswith(b"0\r\n\r\n"):
                 assert (more := sock.recv(65536))
                 received += more
-        server.wait_for(lambda: not remaining())
-    finally:
-        gc.enable()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_error_leaves_nothing_to_the_garbage_collector(server, stream):
+    with no_generation_left(server):
+        server.engine.fail_status = 503
+        assert server.request("POST", COMPLETIONS, {"prompt": "abc", "stream": stream})[0] == 503
 
 
 def test_who_never_reads_loses_the_connection(server, monkeypatch):
