@@ -80,6 +80,8 @@ class Stream:
             self._transport = request.transport
             self.flush()
             await self.done
+        if self._cut:
+            response.force_close()
         try:
             await asyncio.wait_for(response.write_eof(), CUT_SECONDS if self._cut else None)
         except asyncio.TimeoutError:
@@ -107,6 +109,7 @@ class Stream:
         if not over and self._transport.get_write_buffer_size() > SOFT_LIMIT:
             if self._num_waiting > HARD_LIMIT:
                 self._cut = True
+                self._transport.set_write_buffer_limits(0)  # then the answer's end is awaited however little is unsent
                 self.fail(RequestError("The client reads too slowly.", status=503))
             return
         data = self._take_events()
