@@ -1,4 +1,4 @@
-"""L1, main process: who may come in: API keys, the administrator's, and the web pages whose scripts may."""
+"""L1, frontend: who may come in: API keys, the administrator's, and the web pages whose scripts may."""
 
 from __future__ import annotations
 

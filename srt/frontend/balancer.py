@@ -1,4 +1,4 @@
-"""L1, main process: the seam behind which it is chosen which of several engines serves a request."""
+"""L1, frontend: the seam behind which it is chosen which of several engines serves a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: one choice of a chat's answer as it comes. Owns its parser and what later turns will need."""
+"""L1, frontend: one choice of a chat's answer as it comes. Owns its parser and what later turns will need."""
 
 from __future__ import annotations
 

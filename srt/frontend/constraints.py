@@ -1,4 +1,4 @@
-"""L1, main process: what a client asks its output to be, in each of the forms there are, and the grammar made of it.
+"""L1, frontend: what a client asks its output to be, in each of the forms there are, and the grammar made of it.
 
 Owns the door's own copy of the grammar library, so that what cannot be enforced exactly is a 400 and never reaches a
 scheduler. All of it works in a thread.

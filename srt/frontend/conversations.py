@@ -1,4 +1,4 @@
-"""L1, main process: what was said in chats. Owns the ids of past prompts with their answers, by a digest of their text.
+"""L1, frontend: what was said in chats. Owns the ids of past prompts with their answers, by a digest of their text.
 
 A client sends its chat back as text. Tokenised anew, an answer may become other ids than the model gave it as, since
 what is sampled need not be what a tokenizer would choose; then the cached prefix ends there. So a chat that goes on

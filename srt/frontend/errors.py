@@ -1,4 +1,4 @@
-"""L1, main process: what a client is told when its request is refused or fails. One shape on every route.
+"""L1, frontend: what a client is told when its request is refused or fails. One shape on every route.
 
 `{"error": {"message", "type", "param", "code"}}`, as the OpenAI clients read it; Anthropic's have their own.
 """

@@ -1,4 +1,4 @@
-"""L1, main process: one choice of one prompt on its way, as the request table and the sinks see it."""
+"""L1, frontend: one choice of one prompt on its way, as the request table and the sinks see it."""
 
 from __future__ import annotations
 

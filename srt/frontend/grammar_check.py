@@ -1,4 +1,4 @@
-"""L1, main process: the front door's own compiler, the same library under the same limits as every rank's."""
+"""L1, frontend: the front door's own compiler, the same library under the same limits as every rank's."""
 
 from __future__ import annotations
 

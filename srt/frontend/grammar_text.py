@@ -1,4 +1,4 @@
-"""L1, main process: each form of constraint as one text in llguidance's language: Lark with regular expressions, JSON
+"""L1, frontend: each form of constraint as one text in llguidance's language: Lark with regular expressions, JSON
 schemas and ids of special tokens in it.
 """
 

@@ -1,4 +1,4 @@
-"""L1, main process: the listening socket and its connections: TLS, how long a client may take, what is no HTTP."""
+"""L1, frontend: the listening socket and its connections: TLS, how long a client may take, what is no HTTP."""
 
 from __future__ import annotations
 

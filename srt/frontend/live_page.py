@@ -1,4 +1,4 @@
-"""L1, main process: the page at `/`, and what it asks for once a second.
+"""L1, frontend: the page at `/`, and what it asks for once a second.
 
 Whatever is dear to find out is found out at most once a second, however many look, and not at all while nobody does.
 """

@@ -1,4 +1,4 @@
-"""L1, main process: log-probabilities as the routes show them. JSON has no infinity, so the least value is FLOOR."""
+"""L1, frontend: log-probabilities as the routes show them. JSON has no infinity, so the least value is FLOOR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: the routes that ask how the server is. None waits for the engine's word, but for /health_generate:
+"""L1, frontend: the routes that ask how the server is. None waits for the engine's word, but for /health_generate:
 the rest is read from the board.
 """
 

@@ -1,4 +1,4 @@
-"""L1, main process: what /metrics says, in Prometheus' text format. Owns the frontend's counters and histograms.
+"""L1, frontend: what /metrics says, in Prometheus' text format. Owns the frontend's counters and histograms.
 
 What a metric means, and what it is called in whose words, stands in `srt/observe/catalogue.py`. Gauges are read from
 the board.

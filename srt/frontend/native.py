@@ -1,4 +1,4 @@
-"""L1, main process: /generate, SGLang's own route. Streamed text and ids are cumulative, or only what is new."""
+"""L1, frontend: /generate, SGLang's own route. Streamed text and ids are cumulative, or only what is new."""
 
 from __future__ import annotations
 

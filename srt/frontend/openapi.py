@@ -1,4 +1,4 @@
-"""L1, main process: /openapi.json, made of the protocol's types, and /docs, which is the same to read."""
+"""L1, frontend: /openapi.json, made of the protocol's types, and /docs, which is the same to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: the bodies that clients send, as typed structures.
+"""L1, frontend: the bodies that clients send, as typed structures.
 
 Every optional field takes an explicit null. A field is used, or listed as having no effect here, or listed as not
 built (then only a neutral value passes); any other key is refused by name.

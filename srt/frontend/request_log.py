@@ -1,4 +1,4 @@
-"""L1, main process: a line in the log for each request that comes and that ends, if an administrator wants them."""
+"""L1, frontend: a line in the log for each request that comes and that ends, if an administrator wants them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: what a collector of traces is told of each request that has ended."""
+"""L1, frontend: what a collector of traces is told of each request that has ended."""
 
 from __future__ import annotations
 

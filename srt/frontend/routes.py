@@ -1,4 +1,4 @@
-"""L1, main process: every route, what it takes, and whom it is for. The server and its description both go by it."""
+"""L1, frontend: every route, what it takes, and whom it is for. The server and its description both go by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: from what a client asks to `SamplingParams`. Every number is checked here and nowhere else."""
+"""L1, frontend: from what a client asks to `SamplingParams`. Every number is checked here and nowhere else."""
 
 from __future__ import annotations
 

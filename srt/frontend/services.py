@@ -1,4 +1,4 @@
-"""L1, main process: what the route handlers share, and how they read a body and write an answer."""
+"""L1, frontend: what the route handlers share, and how they read a body and write an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: server-sent events, written by the receive loop itself.
+"""L1, frontend: server-sent events, written by the receive loop itself.
 
 A `Stream` is the sink of one streaming HTTP request. What one burst brings goes out in one write, past aiohttp's
 writer, which would cost a task switch per token. What waits is joined: a client that reads slowly gets fewer and larger

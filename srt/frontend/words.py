@@ -1,4 +1,4 @@
-"""L1, main process: text to token ids, off the event loop. Owns the tokenising threads.
+"""L1, frontend: text to token ids, off the event loop. Owns the tokenising threads.
 
 The tokenizer works without the GIL, so a long prompt delays nobody; only short texts are encoded on the spot.
 """

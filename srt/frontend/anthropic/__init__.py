@@ -1,1 +1,1 @@
-"""L1, main process: Anthropic's form of a chat."""
+"""L1, frontend: Anthropic's form of a chat."""

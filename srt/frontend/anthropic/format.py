@@ -1,4 +1,4 @@
-"""L1, main process: how answers of /v1/messages are written: blocks of thinking, text and tool use in a row."""
+"""L1, frontend: how answers of /v1/messages are written: blocks of thinking, text and tool use in a row."""
 
 from __future__ import annotations
 

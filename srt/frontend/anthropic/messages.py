@@ -1,4 +1,4 @@
-"""L1, main process: /v1/messages, Anthropic's form of a chat. What it asks becomes a chat request like any other."""
+"""L1, frontend: /v1/messages, Anthropic's form of a chat. What it asks becomes a chat request like any other."""
 
 from __future__ import annotations
 

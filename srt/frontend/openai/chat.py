@@ -1,4 +1,4 @@
-"""L1, main process: /v1/chat/completions."""
+"""L1, frontend: /v1/chat/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: the one constraint of a chat answer, made of what the client asks, the tools and the reasoning.
+"""L1, frontend: the one constraint of a chat answer, made of what the client asks, the tools and the reasoning.
 
 It is said as a structural tag: free text, literals and JSON schemas in a row, each schema a document of its own.
 """

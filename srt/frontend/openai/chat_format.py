@@ -1,4 +1,4 @@
-"""L1, main process: how answers to a chat are written, in one piece and streamed."""
+"""L1, frontend: how answers to a chat are written, in one piece and streamed."""
 
 from __future__ import annotations
 

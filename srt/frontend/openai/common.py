@@ -1,4 +1,4 @@
-"""L1, main process: what the OpenAI routes have in common: checks, what stands around choices, usage, ends."""
+"""L1, frontend: what the OpenAI routes have in common: checks, what stands around choices, usage, ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: /v1/completions."""
+"""L1, frontend: /v1/completions."""
 
 from __future__ import annotations
 

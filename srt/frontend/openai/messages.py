@@ -1,4 +1,4 @@
-"""L1, main process: from a client's chat messages to what a chat template is given."""
+"""L1, frontend: from a client's chat messages to what a chat template is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: /v1/models."""
+"""L1, frontend: /v1/models."""
 
 from __future__ import annotations
 

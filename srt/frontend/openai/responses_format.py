@@ -1,4 +1,4 @@
-"""L1, main process: how responses are written: items of reasoning, text and calls, and the events that tell of them."""
+"""L1, frontend: how responses are written: items of reasoning, text and calls, and the events that tell of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: the body of /v1/responses, as typed structures. Items may have members that we do not read."""
+"""L1, frontend: the body of /v1/responses, as typed structures. Items may have members that we do not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: what a chat request says of tools, checked: functions, and which may or must be called."""
+"""L1, frontend: what a chat request says of tools, checked: functions, and which may or must be called."""
 
 from __future__ import annotations
 

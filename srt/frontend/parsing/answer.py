@@ -1,4 +1,4 @@
-"""L1, main process: a chat answer's text taken apart into reasoning, content and tool calls."""
+"""L1, frontend: a chat answer's text taken apart into reasoning, content and tool calls."""
 
 from __future__ import annotations
 

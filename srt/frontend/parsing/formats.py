@@ -1,4 +1,4 @@
-"""L1, main process: which forms the served model's answers have, by the flags or by its chat template."""
+"""L1, frontend: which forms the served model's answers have, by the flags or by its chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: calls that a model writes as JSON objects, each in marks of its format.
+"""L1, frontend: calls that a model writes as JSON objects, each in marks of its format.
 
 Between the marks stands an object or a list of them. What does not become a call is content, to the letter.
 """

@@ -1,4 +1,4 @@
-"""L1, main process: JSON that comes in pieces; how they are cut makes no difference."""
+"""L1, frontend: JSON that comes in pieces; how they are cut makes no difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: what the parsers make of a model's text."""
+"""L1, frontend: what the parsers make of a model's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L1, main process: calls that a model writes as a list of Python calls, `[f(city="Oslo"), g()]`, as its whole answer.
+"""L1, frontend: calls that a model writes as a list of Python calls, `[f(city="Oslo"), g()]`, as its whole answer.
 
 A call is given once it is complete: its arguments must first become JSON. What does not become a call is content, to
 the letter. Nothing is ever run: only literals are read.

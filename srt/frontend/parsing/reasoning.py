@@ -1,4 +1,4 @@
-"""L1, main process: a reasoning model's thoughts apart from its answer. Owns the formats by name."""
+"""L1, frontend: a reasoning model's thoughts apart from its answer. Owns the formats by name."""
 
 from __future__ import annotations
 

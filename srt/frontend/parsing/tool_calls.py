@@ -1,4 +1,4 @@
-"""L1, main process: in which forms models write tool calls. Owns the formats by name."""
+"""L1, frontend: in which forms models write tool calls. Owns the formats by name."""
 
 from __future__ import annotations
 
