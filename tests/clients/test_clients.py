@@ -2,7 +2,7 @@
 
 Each has a program beside this file, which ends with 0 where all is as its user expects. Two are installed with the
 tests; each of the others has an environment of its own, made once, in the user's cache. Where that cannot be done the
-test is skipped and says why.
+test is skipped and says why. Of those, only lm-eval's is made by the default tests: the others ask for the same routes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def interpreter(client: str) -> str:
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         venv.create(folder, clear=True, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        command = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
         for packages in (REQUIREMENTS[client], *([["--no-deps", ALONE[client]]] if client in ALONE else [])):
             done = subprocess.run([*command, *packages], capture_output=True, text=True, timeout=INSTALL_SECONDS)
             if done.returncode:
@@ -77,7 +77,6 @@ def test_a_client_gets_what_its_user_expects(client: str, server: Server, defaul
     server.wait_idle()
 
 
-@pytest.mark.slow
 def test_lm_eval_rates_continuations_as_transformers_does(server: Server, default_model: ModelFiles) -> None:
     answers = json.loads(run("lm_eval", f"http://127.0.0.1:{server.port}", str(default_model.folder)).splitlines()[-1])
     model, encode = reference_model.load(default_model), Tokenizer.from_folder(default_model.tokenizer_folder).encode
