@@ -18,16 +18,28 @@ enum { SERIAL = 16384 }; /* elements below which waking other cores costs more t
 
 /* ---- linear: y = x Wᵀ + b ------------------------------------------------------------------------------------------
  *
- * Weights lie in panels of 16 outputs, [ceil(O / 16), I, 16] of two bytes each, padded with zeros: one pass over a
- * panel reads memory from end to end. bfloat16 panels hold outputs 0, 8, 1, 9 ...: then a register of 16 becomes
- * outputs 0-7 by a shift and outputs 8-15 by a mask, for a bfloat16 is the upper half of a float32.
+ * Weights lie in panels of 16 outputs, [ceil(O / 16), I, 16], padded with zeros: one pass over a panel reads memory
+ * from end to end. bfloat16 panels hold outputs 0, 8, 1, 9 ...: then a register of 16 becomes outputs 0-7 by a shift
+ * and outputs 8-15 by a mask, for a bfloat16 is the upper half of a float32.
  */
 
-INLINE void load_weights(int half, const uint16_t *at, __m256 *low, __m256 *high)
+enum Format { BFLOAT16, FLOAT16, FLOAT32 };
+
+INLINE long panel_bytes(int format, long inputs)
 {
-    if (half) {
+    return inputs * LANES * (format == FLOAT32 ? 4 : 2);
+}
+
+/* A panel's weights of input i. */
+INLINE void load_weights(int format, const char *panel, long i, __m256 *low, __m256 *high)
+{
+    const char *at = panel + panel_bytes(format, i);
+    if (format == FLOAT32) {
+        *low = _mm256_loadu_ps((const float *)at);
+        *high = _mm256_loadu_ps((const float *)at + 8);
+    } else if (format == FLOAT16) {
         *low = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
-        *high = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(at + 8)));
+        *high = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at + 1));
     } else {
         __m256i both = _mm256_loadu_si256((const __m256i *)at);
         *low = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
@@ -36,7 +48,7 @@ INLINE void load_weights(int half, const uint16_t *at, __m256 *low, __m256 *high
 }
 
 /* `rows` tokens times one panel. `unroll` sums run side by side, so that one does not wait for the other's addition. */
-INLINE void tile(int rows, int unroll, int half, const float *x, const uint16_t *panel, long inputs, float *out)
+INLINE void tile(int rows, int unroll, int format, const float *x, const char *panel, long inputs, float *out)
 {
     __m256 sum[4][TILE_ROWS][2], low, high;
 #pragma GCC unroll 4
@@ -47,7 +59,7 @@ INLINE void tile(int rows, int unroll, int half, const float *x, const uint16_t 
     for (; i + unroll <= inputs; i += unroll)
 #pragma GCC unroll 4
         for (int u = 0; u < unroll; u++) {
-            load_weights(half, panel + (i + u) * LANES, &low, &high);
+            load_weights(format, panel, i + u, &low, &high);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {
                 __m256 input = _mm256_broadcast_ss(x + r * inputs + i + u);
@@ -56,7 +68,7 @@ INLINE void tile(int rows, int unroll, int half, const float *x, const uint16_t 
             }
         }
     for (; i < inputs; i++) {
-        load_weights(half, panel + i * LANES, &low, &high);
+        load_weights(format, panel, i, &low, &high);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             __m256 input = _mm256_broadcast_ss(x + r * inputs + i);
@@ -76,28 +88,28 @@ INLINE void tile(int rows, int unroll, int half, const float *x, const uint16_t 
     }
 }
 
-INLINE void any_tile(int rows, int half, const float *x, const uint16_t *panel, long inputs, float *out)
+INLINE void any_tile(int rows, int format, const float *x, const char *panel, long inputs, float *out)
 {
     switch (rows) {
-    case 1: tile(1, 4, half, x, panel, inputs, out); break;
-    case 2: tile(2, 2, half, x, panel, inputs, out); break;
-    case 3: tile(3, 2, half, x, panel, inputs, out); break;
-    case 4: tile(4, 1, half, x, panel, inputs, out); break;
-    case 5: tile(5, 1, half, x, panel, inputs, out); break;
-    default: tile(6, 1, half, x, panel, inputs, out);
+    case 1: tile(1, 4, format, x, panel, inputs, out); break;
+    case 2: tile(2, 2, format, x, panel, inputs, out); break;
+    case 3: tile(3, 2, format, x, panel, inputs, out); break;
+    case 4: tile(4, 1, format, x, panel, inputs, out); break;
+    case 5: tile(5, 1, format, x, panel, inputs, out); break;
+    default: tile(6, 1, format, x, panel, inputs, out);
     }
 }
 
 typedef struct {
-    int half; /* weights are float16, else bfloat16 */
+    int format; /* of the weight */
     const float *x;
-    const uint16_t *weight;
+    const char *weight;
     const float *bias;
     float *y;
     long tokens, inputs, outputs;
 } Linear;
 
-INLINE void panels_times(int half, const Linear *a, long begin, long end)
+INLINE void panels_times(int format, const Linear *a, long begin, long end)
 {
     float out[TILE_ROWS * LANES];
     long tiles = (a->tokens + TILE_ROWS - 1) / TILE_ROWS;
@@ -105,8 +117,8 @@ INLINE void panels_times(int half, const Linear *a, long begin, long end)
         for (long t = 0, token = 0; t < tiles; t++) {
             int rows = (int)((a->tokens - token) / (tiles - t)); /* as equal as they come: two tiles of 4, not 6 and 2 */
             for (long p = first; p < MIN(first + GROUP, end); p++) {
-                const uint16_t *panel = a->weight + p * a->inputs * LANES;
-                any_tile(rows, half, a->x + token * a->inputs, panel, a->inputs, out);
+                const char *panel = a->weight + p * panel_bytes(format, a->inputs);
+                any_tile(rows, format, a->x + token * a->inputs, panel, a->inputs, out);
                 long base = p * LANES, count = MIN(LANES, a->outputs - base);
                 for (int r = 0; r < rows; r++) {
                     float *to = a->y + (token + r) * a->outputs + base;
@@ -120,10 +132,11 @@ INLINE void panels_times(int half, const Linear *a, long begin, long end)
 static void linear_of(const void *argument, long begin, long end)
 {
     const Linear *a = argument;
-    if (a->half)
-        panels_times(1, a, begin, end);
-    else
-        panels_times(0, a, begin, end);
+    switch (a->format) {
+    case BFLOAT16: panels_times(BFLOAT16, a, begin, end); break;
+    case FLOAT16: panels_times(FLOAT16, a, begin, end); break;
+    default: panels_times(FLOAT32, a, begin, end);
+    }
 }
 
 static void linear(const Linear *a)
@@ -298,10 +311,10 @@ static int integers(PyObject *const *args, Py_ssize_t given, int count, int64_t 
     }
 
 FUNCTION(linear, 8,
-         linear(&(Linear){.half = (int)a[0],
+         linear(&(Linear){.format = (int)a[0],
                           .x = (float *)a[1],
                           .tokens = a[2],
-                          .weight = (uint16_t *)a[3],
+                          .weight = (char *)a[3],
                           .inputs = a[4],
                           .outputs = a[5],
                           .bias = (float *)a[6],

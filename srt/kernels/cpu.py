@@ -16,6 +16,9 @@ try:
 except ImportError:  # installed without a C compiler, or for another processor
     compiled = None
 
+FORMATS = (torch.bfloat16, torch.float16, torch.float32)
+"""Of weights, in the order in which cpu.c numbers them."""
+
 LANES = 16
 """Outputs of a panel, and what the size of the other kernels' rows must be a multiple of."""
 
@@ -30,10 +33,10 @@ def serves(device: torch.device, size: int = 0) -> bool:
 
 
 class PanelLinear:
-    """y = x Wᵀ + b for bfloat16 or float16 weights, of which it keeps a copy laid out as the kernel reads it."""
+    """y = x Wᵀ + b, with a copy of the weight laid out as the kernel reads it."""
 
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None):
-        self._is_half = int(weight_OI.dtype == torch.float16)
+        self._format = FORMATS.index(weight_OI.dtype)
         self._num_outputs, self._num_inputs = weight_OI.shape
         self._panels = panels(weight_OI)
         self._bias_O = None if bias_O is None else bias_O.float()
@@ -43,7 +46,7 @@ class PanelLinear:
         x_NI = x_NI.contiguous()
         y_NO = x_NI.new_empty((len(x_NI), self._num_outputs))
         compiled.linear(
-            self._is_half, x_NI.data_ptr(), len(x_NI), self._panels.data_ptr(), self._num_inputs, self._num_outputs,
+            self._format, x_NI.data_ptr(), len(x_NI), self._panels.data_ptr(), self._num_inputs, self._num_outputs,
             self._bias, y_NO.data_ptr(),
         )  # fmt: skip
         return y_NO
@@ -51,7 +54,6 @@ class PanelLinear:
 
 def panels(weight_OI: torch.Tensor) -> torch.Tensor:
     """[ceil(O / 16), I, 16], the last outputs zeros; bfloat16 outputs in the order 0, 8, 1, 9 ... of a panel."""
-    assert weight_OI.dtype in (torch.bfloat16, torch.float16)
     num_outputs, num_inputs = weight_OI.shape
     packed = _weights.zeros((-(-num_outputs // LANES), num_inputs, LANES), weight_OI.dtype)
     whole = num_outputs // LANES

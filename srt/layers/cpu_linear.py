@@ -25,13 +25,13 @@ FEW_ROWS = 6
 def packed(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, spend_memory: bool) -> Multiply:
     """A multiplication that keeps its own copy of the weight, or two of them if it may spend the memory.
 
-    Two-byte weights go to our own kernel; where that was not compiled to FBGEMM's, which reads blocked float16 and
-    multiplies in float32: bfloat16's 8 bits of mantissa fit into float16's 11, and what is smaller than its least
-    normal number keeps an absolute precision of 3e-8. Where the CPU multiplies bfloat16 natively, oneDNN computes many
-    rows faster than either.
+    Weights go to our own kernel. Where that was not compiled, two-byte ones go to FBGEMM's, which reads blocked
+    float16 and multiplies in float32: bfloat16's 8 bits of mantissa fit into float16's 11, and what is smaller than its
+    least normal number keeps an absolute precision of 3e-8. Where the CPU multiplies bfloat16 natively, oneDNN computes
+    many rows faster than either.
     """
     few: Multiply | None = None
-    if weight_OI.dtype != torch.float32 and cpu.AVAILABLE:
+    if cpu.AVAILABLE:
         few = cpu.PanelLinear(weight_OI, bias_O)
     elif weight_OI.dtype != torch.float32 and packs_float16() and float(weight_OI.abs().max()) <= LARGEST_HALF:
         few = FbgemmFloat16(weight_OI, bias_O)

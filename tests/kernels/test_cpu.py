@@ -29,7 +29,7 @@ def randn(*shape: int) -> torch.Tensor:
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", cpu.FORMATS)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(1, 1), (7, 16), (64, 33), (577, 128), (96, 1000)])
 def test_linear(num_inputs, num_outputs, dtype):
     weight = randn(num_outputs, num_inputs).to(dtype)
