@@ -55,6 +55,14 @@ def test_text(server, client):
     assert client.responses.retrieve(response.id) == response
 
 
+def test_how_tokens_are_chosen(server, client):
+    more = {"seed": 7, "logit_bias": {"5": -3}, "stop_token_ids": [9], "ignore_eos": True}
+    client.responses.create(model=MODEL, input="hi", temperature=0.5, extra_body=more, max_output_tokens=2)
+    sampling = server.engine.received[-1].sampling
+    assert (sampling.temperature, sampling.seed, sampling.logit_bias) == (0.5, 7, ((5, -3.0),))
+    assert (sampling.stop_token_ids, sampling.ignore_eos) == ((9,), True)
+
+
 @pytest.mark.parametrize("tokens_per_step", [1, 5])
 def test_a_stream_adds_up_to_the_response(server, client, tokens_per_step):
     server.engine.tokens_per_step = tokens_per_step

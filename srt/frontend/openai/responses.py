@@ -165,8 +165,8 @@ def chat_request(body: ResponsesRequest, messages: Sequence[Message]) -> ChatReq
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     )
     for name in (
-        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop",
-        "priority", "cache_salt", "top_logprobs",
+        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "priority", "cache_salt", "top_logprobs",
     ):  # fmt: skip
         setattr(chat, name, getattr(body, name))
     chat.logprobs = True if body.top_logprobs is not None else None
