@@ -85,8 +85,8 @@ def make_executor(
 
         if not cpu.AVAILABLE and parallel.rank == 0:
             log.warning(
-                "the kernels for this CPU were not compiled, so steps take longer: install a C compiler and Python's "
-                "headers, then this package again"
+                "the kernels for this CPU were not compiled, or for another version, so steps take longer: install a C "
+                "compiler and Python's headers, then this package again"
             )
         return ModelRunner(model, model_config, shape)
     if model_config.head_dim not in HEAD_DIMS:

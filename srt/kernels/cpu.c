@@ -385,5 +385,10 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_lockstep_cpu(void)
 {
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddIntConstant(module, "INTERFACE", INTERFACE)) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
 }

@@ -16,6 +16,12 @@ try:
 except ImportError:  # installed without a C compiler, or for another processor
     compiled = None
 
+INTERFACE = 2
+"""Of cpu.h. Another one is of a version installed before, beside which these files run: its numbers would be wrong."""
+
+if compiled is not None and getattr(compiled, "INTERFACE", 1) != INTERFACE:
+    compiled = None
+
 FORMATS = (torch.bfloat16, torch.float16, torch.float32)
 """Of weights, in the order in which cpu.c numbers them."""
 

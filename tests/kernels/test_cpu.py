@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import runpy
 import shutil
+import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,6 +22,17 @@ def test_compiled_where_it_can_be():
     if not can:
         pytest.skip("no AVX2 or no C compiler here")
     assert cpu.AVAILABLE, "install the package: pip install '.[test]'"
+
+
+@pytest.mark.parametrize(
+    ("installed", "used"),
+    [({}, False), ({"INTERFACE": cpu.INTERFACE + 1}, False), ({"INTERFACE": cpu.INTERFACE}, True)],
+)
+def test_kernels_of_another_version_are_not_used(installed, used, monkeypatch):
+    module = types.ModuleType("lockstep_cpu")
+    vars(module).update(installed)
+    monkeypatch.setitem(sys.modules, "lockstep_cpu", module)
+    assert runpy.run_path(cpu.__file__)["compiled"] is (module if used else None)
 
 
 needs_kernels = pytest.mark.skipif(not cpu.AVAILABLE, reason="the kernels are not compiled here")
