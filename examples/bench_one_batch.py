@@ -216,7 +216,10 @@ def run_rank(args: argparse.Namespace, folder: str, rank: int) -> dict[str, Any]
         torch.cuda.set_device(device)
     backend = "nccl" if args.device == "cuda" else "gloo"
     ranks = Ranks(meet_on_host(Endpoints(folder).rendezvous, args.tp_size), rank, args.tp_size, backend)
-    report = measure(args, device, ranks.context)
+    parallel = ranks.context
+    if args.device == "cuda":
+        parallel = ranks.share_memory(SHAPES[args.model]["hidden_size"], getattr(torch, args.dtype))
+    report = measure(args, device, parallel)
     ranks.gather({})  # whoever ends early takes others with it
     return report
 

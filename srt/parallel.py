@@ -6,12 +6,14 @@ is the group itself: how its processes meet, agree before they serve, and hear t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +21,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from srt.config import ConfigError
+
+if TYPE_CHECKING:
+    from srt.kernels.all_reduce import Exchange
 
 FOR_EVER = timedelta(days=3650)
 """Idle followers wait for an inbox as long as it takes."""
@@ -38,6 +43,7 @@ class ParallelContext:
     rank: int = 0
     size: int = 1
     group: Any = None
+    exchange: Exchange | None = None  # through which GPUs of one host add up few rows
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size
@@ -45,7 +51,9 @@ class ParallelContext:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, in x itself."""
-        if self.size > 1:
+        if self.exchange is not None and self.exchange.takes(x):
+            self.exchange.all_reduce(x)
+        elif self.size > 1:
             _await(self.group.allreduce([x], _in_order(dist.AllreduceOptions())))
         return x
 
@@ -96,6 +104,20 @@ class Ranks:
         self._page_bytes = memoryview(self._page.numpy())
         if rank > 0:
             self._await_page()
+
+    def share_memory(self, width: int, dtype: torch.dtype) -> ParallelContext:
+        """With an exchange for rows of `width` features, if the ranks' GPUs reach each other's memory."""
+        device, host = torch.cuda.current_device(), Path("/proc/sys/kernel/random/boot_id").read_text()
+        places = self.gather({"host": host, "device": device})
+        near = [place["device"] for place in places if place["host"] == host and place["device"] != device]
+        reaches = len(near) == self.size - 1 and all(torch.cuda.can_device_access_peer(device, other) for other in near)
+        if dtype.itemsize != 2 or not all(rank["reaches"] for rank in self.gather({"reaches": reaches})):
+            return self.context
+        from srt.kernels.all_reduce import Exchange
+
+        exchange = Exchange.open(self.rank, self.size, self._group, width, dtype)
+        self.gather({})  # nobody sends before all wait for it
+        return dataclasses.replace(self.context, exchange=exchange)
 
     def send(self, data: bytes) -> None:
         """To every follower: the data's length, the data, and a second message with what is left.

@@ -5,7 +5,7 @@ so a step costs the host one small upload and two launches. A batch takes the ne
 many work on a spare row of the tables and the spare page. Some sizes have a second forward, for rows that share
 prefixes.
 
-Shapes: B rows of a graph, V vocabulary, M items of work.
+Shapes: B rows of a graph, W this rank's part of the vocabulary, M items of work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DecodeGraph:
 
 
 class DecodeGraphs:
-    """`logits_BV` and `tokens_B` hold what was launched last; a later launch overwrites them, in the stream's order."""
+    """`logits_BW` and `tokens_B` hold what was launched last; a later launch overwrites them, in the stream's order."""
 
     def __init__(
         self,
@@ -53,7 +53,6 @@ class DecodeGraphs:
         attention: FlashInferBackend,
         sampler: CudaSampler,
         tables: RowTables,
-        vocab_size: int,
     ):
         self._model = model
         self._attention = attention
@@ -67,7 +66,7 @@ class DecodeGraphs:
         self._inputs = torch.zeros(6 * most + 4 * attention.most_items(most), dtype=torch.int64, device=device)
         # With shared prefixes the rows' lengths may add up to more than the pool has slots.
         self._table = BlockTable(most, most * context_length, device)
-        self.logits_BV = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
+        self.logits_BW = torch.empty((most, model.head.width), dtype=torch.float32, device=device)
         self.tokens_B = torch.empty(most, dtype=torch.int32, device=device)
         self._graphs: list[DecodeGraph] = []  # from small to large
 
@@ -79,7 +78,7 @@ class DecodeGraphs:
         return 0 < plan.num_rows == plan.num_decode + plan.num_drafted and plan.num_tokens <= self._spare_row
 
     def forward(self, plan: ScheduleBatch) -> DecodeGraph:
-        """Launches a batch of decode rows; logits of its tokens are then in `logits_BV`.
+        """Launches a batch of decode rows; logits of its tokens are then in `logits_BW`.
 
         To a graph, each token of a draft is a row: it sees what is stored of its row up to its own position.
         """
@@ -123,7 +122,7 @@ class DecodeGraphs:
         def draw() -> None:
             rows_B, starts_B, _ = self._inputs[: 3 * size].view(3, size)
             ends_B = starts_B + 1
-            self.tokens_B[:size] = self._sampler.draw(self.logits_BV[:size], rows_B, ends_B)
+            self.tokens_B[:size] = self._sampler.draw(self.logits_BW[:size], rows_B, ends_B)
             sampling.write_tokens(self.tokens_B[:size], rows_B, ends_B, self._tables.tokens_RP)
 
         return DecodeGraph(
@@ -148,7 +147,7 @@ class DecodeGraphs:
         else:
             part = DecodePart(slice(None), self._table.fill(rows_B, lengths_B, tables.slots_RP, tiling))
         attend = StepAttention(self._attention.cache, positions_B, slots_B, [part])
-        self._model.logits(self._model.forward(ids_B, positions_B, attend), self.logits_BV[:size])
+        self._model.head.of_own(self._model.forward(ids_B, positions_B, attend), self.logits_BW[:size])
 
 
 def tokens_of(plan: ScheduleBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

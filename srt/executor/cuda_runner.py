@@ -43,7 +43,7 @@ class Launched:
     """A step on its way."""
 
     plan: ScheduleBatch
-    logits_SV: torch.Tensor | None = None  # of the tokens that are sampled
+    logits_SW: torch.Tensor | None = None  # of the tokens that are sampled, this rank's part
     graph: DecodeGraph | None = None  # whose `draw` would sample them
     rated: LogprobTensors | None = None  # tokens of prompts
     # What its StepResult is made of, once `done`.
@@ -85,12 +85,13 @@ class CudaRunner:
             self._host = HostPool(kv, shape.host_tokens, shape.page_size) if shape.host_tokens else None
             self._attention = FlashInferBackend(list(kv), heads, device)
             self._num_tokens = min(shape.num_tokens_vocab, config.vocab_size)
-            self._sampler = CudaSampler(num_rows, self._num_tokens, device)
+            own_tokens = model.head.own_tokens[: max(self._num_tokens - model.head.own_tokens.start, 0)]
+            self._sampler = CudaSampler(num_rows, self._num_tokens, device, shape.parallel, own_tokens)
             self._graphs: DecodeGraphs | None = None
             self._prompts = PromptGraphs(model, self._attention, most_tokens if graphs else 0)
             if graphs:
                 pool = torch.cuda.graph_pool_handle()
-                self._graphs = DecodeGraphs(model, self._attention, self._sampler, self._tables, config.vocab_size)
+                self._graphs = DecodeGraphs(model, self._attention, self._sampler, self._tables)
                 self._graphs.capture(pool)
                 self._prompts.capture(pool)
 
@@ -124,23 +125,23 @@ class CudaRunner:
             if self._graphs is not None and self._graphs.hold(batch):
                 graph = self._graphs.forward(batch)
                 if batch.num_drafted:
-                    launched.logits_SV = self._graphs.logits_BV[self._sampled_tokens(batch)]
+                    launched.logits_SW = self._graphs.logits_BW[self._sampled_tokens(batch)]
                 else:
-                    launched.graph, launched.logits_SV = graph, self._graphs.logits_BV[: batch.num_rows]
+                    launched.graph, launched.logits_SW = graph, self._graphs.logits_BW[: batch.num_rows]
             else:
-                launched.logits_SV, launched.rated = self._forward(batch)
+                launched.logits_SW, launched.rated = self._forward(batch)
         return launched
 
     def sample(self, launched: Launched, masks: TokenMasks | None) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            if launched.logits_SV is None and launched.rated is None:
+            if launched.logits_SW is None and launched.rated is None:
                 launched.done.record()
                 return
-            if launched.logits_SV is not None:
+            if launched.logits_SW is not None:
                 # What these tokens are written over must have reached the host.
                 self._stream.wait_event(self._copied)
                 sampled = self._sample(launched, masks)
-                launched.logits_SV = None
+                launched.logits_SW = None
                 launched.tokens, launched.logprobs = sampled.tokens_S, sampled.logprobs
             self._copies.wait_stream(self._stream)
             with torch.cuda.stream(self._copies):
@@ -165,7 +166,7 @@ class CudaRunner:
         return StepResult(tokens, logprobs, prompt)
 
     def _forward(self, plan: ScheduleBatch) -> tuple[torch.Tensor | None, LogprobTensors | None]:
-        """Logits of the tokens that are sampled, or None, and what is said of tokens of prompts."""
+        """This rank's logits of the tokens that are sampled, or None, and what is said of tokens of prompts."""
         self._tables.apply(plan)
         if plan.num_rows == 0:
             return None, None
@@ -178,7 +179,7 @@ class CudaRunner:
         rated = rate_prompts(self._model.logits, hidden_LD, batch, self._sampler.wishes, self._num_tokens)
         if batch.num_samples == 0:
             return None, rated
-        return self._model.logits(hidden_LD[: batch.num_samples]), rated
+        return self._model.head.of_own(hidden_LD[: batch.num_samples]), rated
 
     def _sampled_tokens(self, plan: ScheduleBatch) -> torch.Tensor:
         """Behind which of the step's tokens one is sampled."""
@@ -187,8 +188,8 @@ class CudaRunner:
         return tokens_S
 
     def _sample(self, launched: Launched, masks: TokenMasks | None) -> Sampled:
-        plan, logits_SV = launched.plan, launched.logits_SV
-        assert logits_SV is not None
+        plan, logits_SW = launched.plan, launched.logits_SW
+        assert logits_SW is not None
         only_draws = self._sampler.only_draws(plan, masks)
         if launched.graph is not None and only_draws:
             assert self._graphs is not None
@@ -197,8 +198,9 @@ class CudaRunner:
         rows_S, positions_S = upload(self._device, plan.sampled_rows, plan.sampled_positions)
         tokens_RP = self._tables.tokens_RP
         if only_draws:
-            sampled = Sampled(self._sampler.draw(logits_SV, rows_S, positions_S))
+            sampled = Sampled(self._sampler.draw(logits_SW, rows_S, positions_S))
         else:
+            logits_SV = self._model.head.of_all(logits_SW)
             sampled = self._sampler(logits_SV, plan, rows_S, positions_S, tokens_RP, masks)
         sampling.write_tokens(sampled.tokens_S, rows_S, positions_S, tokens_RP)
         return sampled

@@ -3,7 +3,8 @@
 Most batches want nothing but a temperature: they take `draw`, which a CUDA graph may hold. The others take the kernels
 of edits and filters before.
 
-Shapes: R table rows, S sampled tokens, V tokens that exist, P positions, C parameters, K candidates, M edits.
+Shapes: R table rows, S sampled tokens, V tokens that exist, W of this rank's part of the vocabulary, P positions,
+C parameters, K candidates, M edits.
 """
 
 from __future__ import annotations
@@ -21,16 +22,29 @@ from srt.executor.upload import upload, upload_floats
 from srt.kernels import sampling
 from srt.kernels.edits import Biases, Masks, Penalties
 from srt.messages import SamplingParams
+from srt.parallel import ParallelContext
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, TokenMasks
 
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class CudaSampler:
-    def __init__(self, num_rows: int, num_tokens_vocab: int, device: torch.device):
-        """One more row than the table's stands for the padding of a graph: it is greedy."""
+    def __init__(
+        self,
+        num_rows: int,
+        num_tokens_vocab: int,
+        device: torch.device,
+        parallel: ParallelContext,
+        own_tokens: range,
+    ):
+        """One more row than the table's stands for the padding of a graph: it is greedy.
+
+        `own_tokens` are those of the `num_tokens_vocab` whose logits this rank computes.
+        """
         self._table = SamplingTable(num_rows)
         self._num_tokens = num_tokens_vocab
+        self._parallel = parallel
+        self._own_tokens = own_tokens
         self._device = device
         self._floats_CR = torch.zeros((len(FLOATS), num_rows + 1), dtype=torch.float32, device=device)
         self._integers_CR = torch.zeros((3, num_rows + 1), dtype=torch.int64, device=device)  # seed, top_k, prompt_len
@@ -55,10 +69,16 @@ class CudaSampler:
         more = wanted.penalised | wanted.biased | wanted.filtered | (wanted.logprobs >= 0)
         return masks is None and not (more | (plan.sampled_positions < wanted.min_end)).any()
 
-    def draw(self, logits_SV: torch.Tensor, rows_S: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:
-        """int32 tokens that will stand at `positions_S`: greedy or drawn at the row's temperature."""
+    def draw(self, logits_SW: torch.Tensor, rows_S: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:
+        """int32 tokens that will stand at `positions_S`: greedy or drawn at the row's temperature.
+
+        From the logits of this rank's tokens; each rank tells the others no more than the best of its own.
+        """
         temperature_S, seeds_S = self._floats_CR[0, rows_S], self._integers_CR[0, rows_S]
-        return sampling.gumbel_argmax(logits_SV, temperature_S, seeds_S, positions_S, self._num_tokens)
+        best_2S = sampling.best_of_shard(logits_SW, temperature_S, seeds_S, positions_S, self._own_tokens)
+        if self._parallel.size == 1:
+            return best_2S[1].view(torch.int32)
+        return sampling.best_of_shards(self._parallel.all_gather(best_2S))
 
     def __call__(
         self,

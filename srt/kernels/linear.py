@@ -61,6 +61,11 @@ def small_batch_linear(
     return y_NO
 
 
+def norms(num_tokens: int, num_outputs: int, num_inputs: int) -> bool:
+    """Whether the norm is part of such a product and no launch of its own."""
+    return rows_of(num_tokens, num_outputs, num_inputs) is not None
+
+
 def rows_of(num_tokens: int, num_outputs: int, num_inputs: int) -> Rows | None:
     """For one token, and for up to four where few outputs make few tiles; else None. Measured best, or close to it."""
     if num_tokens == 1:

@@ -39,15 +39,29 @@ def gumbel_argmax(
     Ties go to the lowest id, and what is no number counts as -inf. `positions_S` are the places that the tokens will
     take; seeds and positions are int64. With `least_S`, only tokens whose logit / T reaches it can be drawn.
     """
+    best_2S = best_of_shard(logits_SV, temperature_S, seeds_S, positions_S, range(num_tokens), least_S)
+    return best_2S[1].view(torch.int32)
+
+
+def best_of_shard(
+    logits_SV: torch.Tensor,
+    temperature_S: torch.Tensor,
+    seeds_S: torch.Tensor,
+    positions_S: torch.Tensor,
+    tokens: range,
+    least_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What `gumbel_argmax` compares and its token, float32 and int32 in float32 [2, S], from the logits of `tokens`."""
     assert logits_SV.stride(1) == 1
+    num_tokens = len(tokens)
     num_rows, device = len(logits_SV), logits_SV.device
-    all_blocks = triton.cdiv(num_tokens, BLOCK)
+    all_blocks = max(triton.cdiv(num_tokens, BLOCK), 1)
     # Two variants to compile: of one block, to spread few rows over the GPU, and of several.
     blocks = 1 if all_blocks * num_rows <= PROGRAMS else BLOCKS
     parts = triton.cdiv(all_blocks, blocks)
     best_SK = torch.empty((num_rows, parts), dtype=torch.float32, device=device)
     ids_SK = torch.empty((num_rows, parts), dtype=torch.int32, device=device)
-    tokens_S = torch.empty(num_rows, dtype=torch.int32, device=device)
+    best_2S = torch.empty((2, num_rows), dtype=torch.float32, device=device)
     _best_of_part[(num_rows, parts)](
         logits_SV,
         temperature_S,
@@ -57,16 +71,40 @@ def gumbel_argmax(
         best_SK,
         ids_SK,
         logits_SV.stride(0),
+        tokens.start,
         num_tokens,
         BLOCKS=blocks,
         BLOCK=BLOCK,
         num_warps=4,
         **LAUNCH,
     )
+    _take_best(best_SK, ids_SK, best_2S, triton.next_power_of_2(all_blocks))
+    return best_2S
+
+
+def best_of_shards(best_R2S: torch.Tensor) -> torch.Tensor:
+    """`gumbel_argmax` of a vocabulary, from what `best_of_shard` gave for each rank's part of it."""
+    best_2S = torch.empty_like(best_R2S[0])
+    best_SR, ids_SR = best_R2S.permute(1, 2, 0)
+    _take_best(best_SR, ids_SR.view(torch.int32), best_2S, triton.next_power_of_2(len(best_R2S)))
+    return best_2S[1].view(torch.int32)
+
+
+def _take_best(best_SK: torch.Tensor, ids_SK: torch.Tensor, best_2S: torch.Tensor, block: int) -> None:
+    """`block`: a power of two from K on."""
+    num_rows, parts = best_SK.shape
+    score_S, token_S = best_2S
     _best_of_parts[(num_rows,)](
-        best_SK, ids_SK, tokens_S, parts, BLOCK=triton.next_power_of_2(all_blocks), num_warps=1, **LAUNCH
+        best_SK,
+        ids_SK,
+        score_S,
+        token_S.view(torch.int32),
+        parts,
+        *best_SK.stride(),
+        BLOCK=block,
+        num_warps=1,
+        **LAUNCH,
     )
-    return tokens_S
 
 
 def filtered(
@@ -143,6 +181,7 @@ def _best_of_part(
     best_out,
     ids_out,
     stride,
+    first,
     num_tokens,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -162,7 +201,7 @@ def _best_of_part(
         if t > 0:
             if least is not None:
                 x = tl.where(x >= tl.load(least + s), x, float("-inf"))
-            x += gumbel(low, high, token)
+            x += gumbel(low, high, first + token)
         better = x > best  # never, if x is no number
         best = tl.where(better, x, best)
         best_token = tl.where(better, token, best_token)
@@ -170,17 +209,20 @@ def _best_of_part(
     highest = tl.max(best, axis=0)
     place = s * tl.num_programs(1) + part
     tl.store(best_out + place, highest)
-    tl.store(ids_out + place, tl.min(tl.where(best == highest, best_token, 0x7FFFFFFF), axis=0))
+    tl.store(ids_out + place, first + tl.min(tl.where(best == highest, best_token, 0x7FFFFFFF), axis=0))
 
 
-@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=ROWS)
-def _best_of_parts(best, ids, tokens, parts, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["parts", "stride", "part_stride"], do_not_specialize_on_alignment=["scores", "tokens"])
+def _best_of_parts(best, ids, scores, tokens, parts, stride, part_stride, BLOCK: tl.constexpr):
     s = tl.program_id(0)
     k = tl.arange(0, BLOCK)
+    place = s * stride + k * part_stride
     follow()
-    value = tl.load(best + s * parts + k, mask=k < parts, other=float("-inf"))
-    token = tl.load(ids + s * parts + k, mask=k < parts, other=0x7FFFFFFF)
-    tl.store(tokens + s, tl.min(tl.where(value == tl.max(value, axis=0), token, 0x7FFFFFFF), axis=0))
+    value = tl.load(best + place, mask=k < parts, other=float("-inf"))
+    token = tl.load(ids + place, mask=k < parts, other=0x7FFFFFFF)
+    highest = tl.max(value, axis=0)
+    tl.store(scores + s, highest)
+    tl.store(tokens + s, tl.min(tl.where(value == highest, token, 0x7FFFFFFF), axis=0))
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)

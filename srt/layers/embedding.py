@@ -30,6 +30,7 @@ class VocabShard:
 class VocabParallelEmbedding:
     def __init__(self, context: LayerContext, vocab_size: int, hidden_size: int):
         self._parallel = context.parallel
+        self._on_gpu = context.on_gpu
         self._dtype = context.activation_dtype
         self._shard = VocabShard(context, vocab_size)
         self.weight_WD = context.empty(self._shard.rows, hidden_size)
@@ -38,12 +39,13 @@ class VocabParallelEmbedding:
         yield "weight", self._shard.slot(self.weight_WD)
 
     def __call__(self, ids_N: torch.Tensor) -> torch.Tensor:
+        """On GPUs this rank's part, which the first norm adds up."""
         if self._parallel.size == 1:
             return F.embedding(ids_N, self.weight_WD).to(self._dtype)
         local_N = ids_N - self._shard.start
         mine_N = (local_N >= 0) & (local_N < self._shard.filled)
         x_ND = F.embedding(local_N * mine_N, self.weight_WD).to(self._dtype) * mine_N.unsqueeze(-1)
-        return self._parallel.all_reduce(x_ND)
+        return x_ND if self._on_gpu else self._parallel.all_reduce(x_ND)
 
 
 class ParallelLMHead(Linear):
@@ -64,18 +66,27 @@ class ParallelLMHead(Linear):
         if not self._tied:
             yield "weight", self._shard.slot(self.weight_OI)
 
-    def __call__(self, x_ND: torch.Tensor, out_NV: torch.Tensor | None = None) -> torch.Tensor:
-        """In `out_NV`, if it is given."""
-        if self._parallel.size == 1:
-            return self._logits(x_ND, out_NV)
-        shards_RNW = self._parallel.all_gather(self._logits(x_ND, None))
-        if out_NV is None:
-            out_NV = shards_RNW.new_empty((len(x_ND), self._shard.vocab_size))
-        for shard_NW, place_NW in zip(shards_RNW, out_NV.split(self._shard.rows, dim=1), strict=False):
-            place_NW.copy_(shard_NW[:, : place_NW.shape[1]])
-        return out_NV
+    @property
+    def own_tokens(self) -> range:
+        """Which of the vocabulary are this rank's; the logits of a shard may have more columns, of no tokens."""
+        return range(self._shard.start, self._shard.start + self._shard.filled)
 
-    def _logits(self, x_ND: torch.Tensor, out_NW: torch.Tensor | None) -> torch.Tensor:
+    @property
+    def width(self) -> int:
+        return self._shard.rows
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return self.of_all(self.of_own(x_ND))
+
+    def of_all(self, logits_NW: torch.Tensor) -> torch.Tensor:
+        """The whole vocabulary's, of what `of_own` gave on each rank -> [N, V]."""
+        if self._parallel.size == 1:
+            return logits_NW
+        shards_RNW = self._parallel.all_gather(logits_NW)
+        return torch.cat(tuple(shards_RNW), dim=1)[:, : self._shard.vocab_size]
+
+    def of_own(self, x_ND: torch.Tensor, out_NW: torch.Tensor | None = None) -> torch.Tensor:
+        """Of this rank's tokens -> [N, W], in `out_NW` if it is given."""
         if not self._context.on_gpu:
             return self._multiply(x_ND)
         if out_NW is None:

@@ -20,6 +20,7 @@ class RMSNorm:
         self._size = size
         self.eps = eps
         self._on_gpu = context.on_gpu
+        self._parallel = context.parallel
         self._rotary_dim = rotary_dim
         self._compiled = cpu.serves(context.device, size)
         self._root_of_size = math.sqrt(size)
@@ -35,14 +36,19 @@ class RMSNorm:
             self.weight_D *= self._root_of_size
 
     def of_sum(self, x_ND: torch.Tensor | None, residual_ND: torch.Tensor) -> torch.Tensor:
-        """Adds `x_ND`, if there is one, to the residual stream in place, and normalises that."""
-        if x_ND is None:
-            return self(residual_ND)
-        if self._on_gpu:
-            from srt.kernels import norm
+        """Adds `x_ND`, if there is one, to the residual stream in place, and normalises that.
 
-            return norm.add_rms_norm(x_ND, residual_ND, self.weight_D, self.eps)
-        residual_ND += x_ND
+        On GPUs nothing is left to add but what the other ranks hold of the stream.
+        """
+        if self._on_gpu:
+            assert x_ND is None
+            exchange = self._parallel.exchange
+            if exchange is not None and exchange.takes(residual_ND):
+                return exchange.all_reduce(residual_ND, self.weight_D, self.eps)
+            self._parallel.all_reduce(residual_ND)
+            return self(residual_ND)
+        if x_ND is not None:
+            residual_ND += x_ND
         return self(residual_ND)
 
     def __call__(self, x_D: torch.Tensor) -> torch.Tensor:

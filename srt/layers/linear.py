@@ -58,14 +58,17 @@ class Linear:
     def of_normed(
         self, norm: RMSNorm, x_NI: torch.Tensor | None, residual_NI: torch.Tensor, gated: bool = False
     ) -> torch.Tensor:
-        """The product with the norm of the residual stream, to which `x_NI` is added before, if there is one.
+        """The product with the norm of the residual stream, to which `x_NI` and what other ranks hold is added before.
 
         `gated`: the outputs are a gate and what it gates, and SwiGLU makes half as many of them.
         """
-        if x_NI is None and self._streams(len(residual_NI)):
-            return self._kernels.small_batch_linear(
-                residual_NI, self.weight_OI, self.bias_O, (norm.weight_D, norm.eps), gated=gated
-            )
+        if self._streams(len(residual_NI)):
+            if self._kernels.norms(len(residual_NI), *self.weight_OI.shape):
+                self._context.parallel.all_reduce(residual_NI)
+                x_NI, normed_by = residual_NI, (norm.weight_D, norm.eps)
+            else:
+                x_NI, normed_by = norm.of_sum(x_NI, residual_NI), None
+            return self._kernels.small_batch_linear(x_NI, self.weight_OI, self.bias_O, normed_by, gated=gated)
         x_NI = norm.of_sum(x_NI, residual_NI)
         if gated and self._context.on_gpu and self.bias_O is None:
             from srt.kernels.swiglu_product import fits, swiglu_linear, wins
@@ -127,7 +130,8 @@ class RowParallelLinear(Linear):
     def onto(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor | None:
         """Adds the product to the residual stream in place, or returns it for the norm behind to add.
 
-        On GPUs the first rank's part of the sum holds the stream and the bias, so that they are in it once.
+        On GPUs each rank's stream is then a part of it, which the norm behind adds up. The first rank's part holds
+        the stream before and the bias, so that they are in it once.
         """
         if not self._context.on_gpu:
             return self(x_NI)
@@ -139,7 +143,6 @@ class RowParallelLinear(Linear):
             residual_NO.addmm_(x_NI, self.weight_OI.T)
             if self._sum_bias_O is not None:
                 residual_NO += self._sum_bias_O
-        self._parallel.all_reduce(residual_NO)
         return None
 
     def _product(self, x_NI: torch.Tensor, out_NO: torch.Tensor) -> None:

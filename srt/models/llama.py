@@ -79,20 +79,20 @@ class LlamaForCausalLM:
         self._layers = [DecoderLayer(context, config, layer) for layer in range(config.num_layers)]
         self._norm = RMSNorm(context, config.hidden_size, config.rms_norm_eps)
         tied_to = self._embedding if config.tie_word_embeddings else None
-        self._head = ParallelLMHead(context, config.vocab_size, config.hidden_size, tied_to)
+        self.head = ParallelLMHead(context, config.vocab_size, config.hidden_size, tied_to)
 
     def weight_slots(self) -> WeightSlots:
         yield from under("model.embed_tokens.", self._embedding.weight_slots())
         for index, layer in enumerate(self._layers):
             yield from under(f"model.layers.{index}.", layer.weight_slots())
         yield from under("model.norm.", self._norm.weight_slots())
-        yield from under("lm_head.", self._head.weight_slots())
+        yield from under("lm_head.", self.head.weight_slots())
 
     def pack(self) -> None:
         for layer in self._layers:
             layer.pack()
         self._norm.pack()
-        self._head.pack()
+        self.head.pack()
 
     def forward(
         self,
@@ -123,6 +123,6 @@ class LlamaForCausalLM:
             return residual_ND
         return self._norm.of_sum(self._layers[-1].finish(o_NE, residual_ND), residual_ND)
 
-    def logits(self, x_LD: torch.Tensor, out_LV: torch.Tensor | None = None) -> torch.Tensor:
-        """float32, in `out_LV` if it is given."""
-        return self._head(x_LD, out_LV)
+    def logits(self, x_LD: torch.Tensor) -> torch.Tensor:
+        """float32 [L, V]."""
+        return self.head(x_LD)

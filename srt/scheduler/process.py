@@ -245,9 +245,11 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
     from srt.models.loader import load_model
     from srt.parallel import ParallelContext, check_balance
 
-    parallel = ParallelContext() if ranks is None else ranks.context
     config, model_config = spec.config, spec.model
     device, dtype = resolve_device(config, spec.local_rank), resolve_dtype(config)
+    parallel = ParallelContext() if ranks is None else ranks.context
+    if ranks is not None and device.type == "cuda":
+        parallel = ranks.share_memory(model_config.hidden_size, dtype)
     gguf_path = Path(spec.gguf_path) if spec.gguf_path else None
     files = ModelFiles(
         spec.title, Path(spec.folder), Path(spec.tokenizer_folder), spec.weights, gguf_path, model_config

@@ -80,7 +80,7 @@ ROOMS = {
         srt.cluster srt.parallel srt.rendezvous srt.registry srt.messages srt.config srt.limits srt.model_config
         srt.model_files srt.token_bytes srt.board srt.board_relay srt.transport srt.process
         """,
-    "srt.parallel": "srt.config",
+    "srt.parallel": "srt.config srt.kernels",
     "srt.kernels": "",
     "srt.layers": "srt.parallel srt.kernels srt.model_config",
     "srt.models": "srt.layers srt.parallel srt.registry srt.model_config srt.weight_names",

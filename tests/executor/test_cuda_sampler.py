@@ -8,6 +8,7 @@ import torch
 from test_sampler import VOCAB, Bench, random_rows, reference_distribution, reference_noise
 
 from srt.messages import SamplingParams
+from srt.parallel import ParallelContext
 from srt.scheduler.schedule_batch import OpenedRow, TokenMasks
 
 pytest.importorskip("triton")
@@ -27,7 +28,7 @@ class CudaBench(Bench):
 
         self.device = device
         self.tokens_RP = self.tokens_RP.int().to(device)
-        self.cuda_sampler = CudaSampler(len(rows), vocab, device)
+        self.cuda_sampler = CudaSampler(len(rows), vocab, device, ParallelContext(), range(vocab))
         self.cuda_sampler.open(
             [OpenedRow(row, np.array(t, np.int32), n, wanted, stops) for row, (wanted, t, n, stops) in enumerate(rows)]
         )

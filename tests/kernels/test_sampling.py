@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from srt.executor.noise import Noise, row_keys
-from srt.kernels.sampling import gumbel_argmax, write_tokens
+from srt.kernels.sampling import best_of_shard, best_of_shards, gumbel_argmax, write_tokens
 
 
 def draw(num_rows, num_tokens, device, random, dtype=torch.float32, padding=5):
@@ -73,6 +73,19 @@ def test_ties_go_to_the_lowest_id(device):
     logits[1, [4999, 1030]] = 1.0
     zeros = torch.zeros(2, dtype=torch.int64, device=device)
     assert gumbel_argmax(logits, zeros.float(), zeros, zeros, 5000).tolist() == [40, 1030]
+
+
+@pytest.mark.parametrize(("num_tokens", "width"), [(2500, 1250), (1300, 1300), (700, 234)])
+def test_the_best_of_shards_is_the_best_of_all(num_tokens, width, device, random):
+    """Also where the last shard has fewer tokens, or none."""
+    logits, *parameters = draw(6, num_tokens, device, random, padding=2 * width)
+    logits[4, :num_tokens] = 1.0  # ties
+    logits[5, :num_tokens] = float("nan")
+    shards = []
+    for start in range(0, max(num_tokens, 2 * width), width):
+        tokens = range(start, max(min(start + width, num_tokens), start))
+        shards.append(best_of_shard(logits[:, start : start + width], *parameters, tokens))
+    assert torch.equal(best_of_shards(torch.stack(shards)), gumbel_argmax(logits, *parameters, num_tokens))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
