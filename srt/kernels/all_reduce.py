@@ -58,11 +58,11 @@ class Exchange:
     @staticmethod
     def open(rank: int, size: int, group: Any, width: int, dtype: torch.dtype) -> Exchange:
         """On the current GPU, with all ranks at once. None may send before all have come back."""
-        places = symmetric_memory.empty(
-            places_shape(size, width), dtype=torch.int16, device=torch.cuda.current_device()
-        )
-        shared = symmetric_memory.rendezvous(places, group.group_name)
-        return Exchange.of(rank, tuple(shared.buffer_ptrs), places, dtype)
+        device = torch.device("cuda", torch.cuda.current_device())
+        places = symmetric_memory.empty(places_shape(size, width), dtype=torch.int16, device=device)
+        blocks = symmetric_memory.rendezvous(places, group.group_name).buffer_ptrs
+        start = places.data_ptr() - blocks[rank]  # in each rank's block, since all have allocated alike
+        return Exchange.of(rank, tuple(block + start for block in blocks), places, dtype)
 
     @staticmethod
     def of(rank: int, addresses: tuple[int, ...], places: torch.Tensor, dtype: torch.dtype) -> Exchange:
