@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from srt.config import ConfigError
 
 if TYPE_CHECKING:
     from srt.kernels.all_reduce import Exchange
+
+log = logging.getLogger(__name__)
 
 FOR_EVER = timedelta(days=3650)
 """Idle followers wait for an inbox as long as it takes."""
@@ -115,8 +118,14 @@ class Ranks:
             return self.context
         from srt.kernels.all_reduce import Exchange
 
-        exchange = Exchange.open(self.rank, self.size, self._group, width, dtype)
-        self.gather({})  # nobody sends before all wait for it
+        exchange = None
+        try:
+            exchange = Exchange.open(self.rank, self.size, self._group, width, dtype)
+        except RuntimeError as error:
+            log.warning("GPUs cannot share their memory, so NCCL adds up few rows too: %s", error)
+        # Nobody sends before all can be sent to.
+        if not all(rank["opened"] for rank in self.gather({"opened": exchange is not None})):
+            return self.context
         return dataclasses.replace(self.context, exchange=exchange)
 
     def send(self, data: bytes) -> None:
