@@ -52,10 +52,6 @@ class Device:
     restore_least: int = 1  # the least tokens that come back from there sooner than they are computed
 
 
-SPINS = "1000"
-"""How often threads of OpenMP look whether there is work before they sleep, unless the user says so: microseconds. By
-default it is milliseconds, in which they keep those they wait for from running, if other programs use the cores too."""
-
 MakeDevice = Callable[[ChildSpec, TokenBytes, "Ranks | None"], Device]
 """The last argument is None where one rank is all there is."""
 
@@ -70,7 +66,9 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
     record = RankRecord(board, spec.rank)
     if spec.rank > 0:
         end_at_once_when_stopped()
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    # Threads of OpenMP, which torch multiplies with, by default spin for milliseconds when a kernel is over, in which
+    # they keep the threads of our own kernels from running.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if spec.config.ranks_per_host > 1:
         _share_cores(spec.config)
     if spec.config.device == "cuda":
