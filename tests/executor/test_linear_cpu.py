@@ -5,8 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from srt.executor.memory_plan import own_ram
 from srt.kernels import cpu
-from srt.layers.cpu_linear import FEW_ROWS, FbgemmFloat16, OneDnn, Plain, packed, packs_float16, works
+from srt.layers.cpu_linear import (
+    FEW_ROWS,
+    FbgemmFloat16,
+    OneDnn,
+    Plain,
+    filled_up,
+    packed,
+    packs_float16,
+    packs_float32,
+    works,
+)
 
 
 @pytest.mark.parametrize("spend_memory", [False, True])
@@ -46,3 +57,18 @@ def test_what_does_not_work_is_found_out():
 
     assert not works(wrong, torch.float32)
     assert not works(missing, torch.float32)
+
+
+def test_rows_are_filled_up_to_few_numbers():
+    assert [filled_up(rows) for rows in (0, 1, 8, 9, 16, 17, 64, 65, 1024)] == [0, 1, 8, 10, 16, 20, 64, 80, 1024]
+    assert all(rows <= filled_up(rows) <= 1.25 * rows for rows in range(2000))
+    assert len({filled_up(rows) for rows in range(1, 1025)}) == 36
+
+
+@pytest.mark.skipif(not packs_float32(), reason="oneDNN does not multiply packed float32 here")
+def test_numbers_of_rows_cost_no_memory_each():
+    multiply = OneDnn(torch.randn(64, 192), None)
+    before = own_ram()
+    for num_rows in range(300):
+        assert len(multiply(torch.zeros(num_rows, 192))) == num_rows
+    assert own_ram() - before < 40e6
