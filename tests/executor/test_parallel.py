@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from parallel_worker import LENGTHS, save_case
+from shared.python_path import python_path
 from tiny_models import hf_model, our_config
 
 from srt.config import ConfigError
@@ -32,7 +33,7 @@ def test_two_ranks_compute_what_one_model_does(tmp_path):
     }
     for family, model in models.items():
         save_case(tmp_path, family, our_config(model), model.state_dict())
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
+    env = os.environ | {"PYTHONPATH": python_path(HERE.parents[1], HERE)}
     command = [sys.executable, str(HERE / "parallel_worker.py"), str(tmp_path)]
     ranks = [subprocess.Popen([*command, str(rank), "2"], env=env) for rank in range(2)]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shared.python_path import python_path
 
 from srt.kernels.all_reduce import Exchange, places_shape
 
@@ -140,7 +141,7 @@ def test_two_gpus(tmp_path):
     """Launches alone and from graphs with different numbers of sums; see `all_reduce_worker.py`."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
+    env = os.environ | {"PYTHONPATH": python_path(HERE.parents[1], HERE)}
     command = [sys.executable, str(HERE / "all_reduce_worker.py"), str(tmp_path / "rendezvous")]
     ranks = [subprocess.Popen([*command, str(rank), "2", "2000"], env=env) for rank in range(2)]
     try:

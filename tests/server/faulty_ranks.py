@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.fakes import FakeExecutor, FakeModel
+from shared.python_path import python_path
 
 import launch
 from radix import eviction
@@ -33,7 +34,7 @@ from srt.scheduler.schedule_batch import ScheduleBatch, StepResult
 from srt.token_bytes import TokenBytes
 
 TESTS = Path(__file__).parents[1]
-ENVIRONMENT = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}:{TESTS / 'server'}", "PYTHONHASHSEED": "random"}
+ENVIRONMENT = {"PYTHONPATH": python_path(TESTS.parent, TESTS, TESTS / "server"), "PYTHONHASHSEED": "random"}
 """In which this module can be found by the processes that it starts."""
 SMALL = ("--load-format", "dummy", "--context-length", "256", "--max-total-tokens", "300")
 SMALL += ("--max-running-requests", "6")

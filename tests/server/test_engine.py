@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from server_harness import ROOT, wait_until
+from shared.python_path import python_path
 
 from srt.config import ConfigError
 from srt.engine import Engine
@@ -228,7 +229,7 @@ def test_a_program_that_just_ends_leaves_nothing(small_model, tmp_path, ending):
     )
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "TMPDIR": str(scratch)}
     # The pipe closes when the last process that has it has ended.
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "12\n", done.stderr

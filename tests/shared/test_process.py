@@ -11,6 +11,8 @@ import termios
 import time
 from pathlib import Path
 
+from shared.python_path import python_path
+
 from srt.process import DUMP, STOP, Child
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_an_abandoned_child_ends_and_tidies_up(tmp_path):
     """Several times, since the kernel may tell the child before the parent's pid is gone."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    env = os.environ | {"PYTHONPATH": python_path(ROOT, ROOT / "tests")}
     parents, folders = [], []
     for number in range(4):
         folders.append(tmp_path / str(number))
