@@ -119,7 +119,7 @@ class Bench:
             policy="fcfs",
             low_priority_first=False,
             token_budget=BUDGET,
-            overlap=True,
+            overlap=args.device == "cuda",
             eos_token_ids=tuple(config.eos_token_ids),
             token_bytes=tuple(vocabulary.table),
             is_special=bytes(vocabulary.is_special),

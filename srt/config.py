@@ -125,7 +125,9 @@ class ServerConfig:
         "GiB of host memory per rank for prefixes evicted from the KV cache; they come back instead of being computed",
     )
     disable_cuda_graph: bool = flag(False, "launch each kernel of a decode step by itself, to debug")
-    disable_overlap_schedule: bool = flag(False, "plan a step only after the last one's tokens are known")
+    disable_overlap_schedule: bool = flag(
+        False, "plan a step only after the last one's tokens are known, as a CPU does anyhow"
+    )
     tp_size: int = flag(1, "GPUs (or CPU processes) that share each layer's weights", aliases=("--tp",))
     nnodes: int = flag(1, "hosts over which the ranks are spread evenly; the server is started on each")
     node_rank: int = flag(0, "which of them this is, from 0; node 0 speaks HTTP")

@@ -36,7 +36,8 @@ class Launched:
 class ModelRunner:
     """The `Executor` of a CPU: steps queue up and are computed in order when a result is waited for.
 
-    So the scheduler plans and commits exactly as it does beside a GPU, and nothing runs at the same time as it.
+    So a scheduler that plans ahead works as it does beside a GPU. But nothing runs at the same time as it, so it gains
+    nothing by that.
     """
 
     def __init__(self, model: LlamaForCausalLM, config: ModelConfig, shape: ExecutorShape):

@@ -50,6 +50,7 @@ class Device:
     maintenance: Maintenance | None = None
     host_tokens: int = 0  # of host memory for evicted prefixes, a multiple of the page size
     restore_least: int = 1  # the least tokens that come back from there sooner than they are computed
+    overlaps: bool = True  # it computes while the scheduler plans and commits
 
 
 MakeDevice = Callable[[ChildSpec, TokenBytes, "Ranks | None"], Device]
@@ -156,7 +157,7 @@ def _run(
         policy=config.schedule_policy,
         low_priority_first=config.schedule_low_priority_values_first,
         token_budget=config.chunked_prefill_size,
-        overlap=not config.disable_overlap_schedule,
+        overlap=device.overlaps and not config.disable_overlap_schedule,
         eos_token_ids=spec.model.eos_token_ids,
         token_bytes=tuple(token_bytes.table),
         is_special=bytes(token_bytes.is_special),
@@ -306,4 +307,4 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
     name = spec.title if config.dp_size > 1 else f"rank {spec.rank}"
     swap = executor.take_model if device.type == "cpu" else (lambda same: None)
     maintenance = ModelMaintenance(model, files, dtype, device, ranks, name, make_model, swap)
-    return Device(executor, plan.pool_tokens, memory, maintenance, host_tokens, least)
+    return Device(executor, plan.pool_tokens, memory, maintenance, host_tokens, least, overlaps=device.type != "cpu")

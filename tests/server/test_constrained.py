@@ -87,3 +87,15 @@ def test_where_it_ends_and_where_it_is_cut(server: Server) -> None:
     cut = generate(server, json_schema=json.dumps(SCHEMA), max_new_tokens=3)
     assert cut["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
     assert cut["text"].startswith("{")
+
+
+def test_what_is_forced_is_drafted_from_its_first_token_on(server: Server) -> None:
+    """A step that had been planned before its grammar was looked at would compute that one alone."""
+    before = drafted(server)
+    answer = generate(server, regex="[XY] quick brown foxes jump over lazy dogs")
+    assert drafted(server) - before == answer["meta_info"]["completion_tokens"] - 1 > 5
+
+
+def drafted(server: Server) -> int:
+    metrics = server.get("/metrics").body.decode()
+    return int(float(re.search(r"^lockstep:drafted_tokens_total\S* (\S+)$", metrics, re.MULTILINE)[1]))
