@@ -58,7 +58,7 @@ class Sampler:
         self._edit(padded_SV, rows_S, positions_S, wanted, tokens_RP)
         few: dict[int, torch.Tensor] = {}
         if masks is not None:
-            few = self._forbid(logits_SV, masks, positions_S < wanted.min_end)
+            few = self._forbid(logits_SV, masks, positions_S < wanted.min_end, wanted.temperature > 0)
         tokens_S = self._choose(logits_SV, positions_S, wanted, few)
 
         if logprobs_LV is None:
@@ -95,10 +95,12 @@ class Sampler:
                 stops = [token for token in opened.stop_token_ids if token < len(logits_V)]
                 logits_V[torch.tensor(stops, dtype=torch.int64, device=self._device)] = -math.inf
 
-    def _forbid(self, logits_SV: torch.Tensor, masks: TokenMasks, must_go_on_S: np.ndarray) -> dict[int, torch.Tensor]:
-        """Returns, by place, the tokens of masks that allow but few; all others are forbidden without being touched."""
+    def _forbid(
+        self, logits_SV: torch.Tensor, masks: TokenMasks, must_go_on_S: np.ndarray, draws_S: np.ndarray
+    ) -> dict[int, torch.Tensor]:
+        """Returns, by place, the tokens that are allowed where one is drawn among few; those logits are not touched."""
         few: dict[int, torch.Tensor] = {}
-        is_short = np.count_nonzero(masks.bits, axis=1) <= FEW_WORDS
+        is_short = draws_S[masks.places] & (np.count_nonzero(masks.bits, axis=1) <= FEW_WORDS)
         for index in np.flatnonzero(is_short | must_go_on_S[masks.places]):
             place, ids = int(masks.places[index]), self._allowed(masks.bits[index])
             # A grammar at its end allows nothing but what min_new_tokens forbids; the grammar's word counts.
@@ -106,18 +108,19 @@ class Sampler:
                 logits_SV[place, ids] = 0.0
             if is_short[index] and len(ids):
                 few[place] = ids
-        if len(few) == len(masks.places):
-            return few
-        is_long = ~np.isin(masks.places, list(few))
-        places, bits = masks.places[is_long], masks.bits[is_long]
-        forbidden = np.unpackbits((~bits).astype("<i4").view(np.uint8), axis=1, bitorder="little")
-        forbidden_MV = torch.from_numpy(forbidden[:, : self._num_tokens]).view(torch.bool).to(self._device)
-        if len(places) == len(logits_SV):  # every token has one, so they are in order
-            logits_SV.masked_fill_(forbidden_MV, -math.inf)
-        else:
-            for place, forbidden_V in zip(places.tolist(), forbidden_MV, strict=True):
-                logits_SV[place].masked_fill_(forbidden_V, -math.inf)
+        others = [index for index, place in enumerate(masks.places.tolist()) if place not in few]
+        if others:
+            self._forbid_in_place(logits_SV, masks.places[others], masks.bits[others])
         return few
+
+    def _forbid_in_place(self, logits_SV: torch.Tensor, places_M: np.ndarray, bits_MW: np.ndarray) -> None:
+        if cpu.serves(self._device):
+            cpu.forbid_(logits_SV, torch.from_numpy(places_M.astype(np.int64)), torch.from_numpy(bits_MW))
+            return
+        forbidden = np.unpackbits((~bits_MW).astype("<i4").view(np.uint8), axis=1, bitorder="little")
+        forbidden_MV = torch.from_numpy(forbidden[:, : self._num_tokens]).view(torch.bool).to(self._device)
+        for place, forbidden_V in zip(places_M.tolist(), forbidden_MV, strict=True):
+            logits_SV[place].masked_fill_(forbidden_V, -math.inf)
 
     def _allowed(self, bits_W: np.ndarray) -> torch.Tensor:
         """int64, ascending."""
@@ -129,16 +132,15 @@ class Sampler:
     def _choose(
         self, logits_SV: torch.Tensor, positions_S: np.ndarray, wanted: SamplingRows, few: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
-        alone = wanted.temperature > 0
-        alone[list(few)] = True
-        if not alone.any():
+        draws = wanted.temperature > 0
+        if not draws.any():
             return argmax(logits_SV)
         tokens_S = torch.empty(len(logits_SV), dtype=torch.int64, device=self._device)
-        if not alone.all():
-            greedy = torch.from_numpy(np.flatnonzero(~alone)).to(self._device)
+        if not draws.all():
+            greedy = torch.from_numpy(np.flatnonzero(~draws)).to(self._device)
             tokens_S[greedy] = argmax(logits_SV[greedy])
         keys_S2 = row_keys(wanted.seed, positions_S)
-        for index in np.flatnonzero(alone).tolist():
+        for index in np.flatnonzero(draws).tolist():
             ids = few.get(index)
             logits_V = logits_SV[index] if ids is None else logits_SV[index, ids]
             chosen = self._draw(logits_V, ids, keys_S2[index], wanted, index)
@@ -149,8 +151,6 @@ class Sampler:
         self, logits_V: torch.Tensor, ids: torch.Tensor | None, key_2: np.ndarray, wanted: SamplingRows, index: int
     ) -> torch.Tensor:
         """A place among `logits_V`, which belong to these tokens, or to all."""
-        if wanted.temperature[index] <= 0:
-            return argmax(logits_V[None])[0]
         scaled_V = logits_V.div_(float(wanted.temperature[index]))
         if not wanted.filtered[index]:
             return scaled_V.sub_(self._noise.negative_gumbel(key_2, ids)).argmax()

@@ -280,6 +280,39 @@ static void argmax(const Argmax *a)
     share_out(argmax_of, a, a->rows, SERIAL / a->size);
 }
 
+typedef struct {
+    float *x;
+    const int64_t *places;
+    const int32_t *allowed;
+    long stride, masks, size, words;
+} Forbid;
+
+static void forbid_of(const void *argument, long begin, long end)
+{
+    const Forbid *a = argument;
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    for (long m = begin; m < end; m++) {
+        float *row = a->x + a->places[m] * a->stride;
+        for (long w = 0; w < a->words; w++) {
+            uint32_t forbidden = ~(uint32_t)a->allowed[m * a->words + w];
+            long i = 32 * w;
+            for (; forbidden && i + 8 <= a->size; i += 8, forbidden >>= 8) {
+                __m256i is = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)forbidden), bit), bit);
+                __m256 least = _mm256_set1_ps(-INFINITY);
+                _mm256_storeu_ps(row + i, _mm256_blendv_ps(_mm256_loadu_ps(row + i), least, _mm256_castsi256_ps(is)));
+            }
+            for (; forbidden && i < a->size; i++, forbidden >>= 1)
+                if (forbidden & 1) row[i] = -INFINITY;
+        }
+    }
+}
+
+/* Minus infinity in the row of each mask, at `places`, where its bit is not set. */
+static void forbid(const Forbid *a)
+{
+    share_out(forbid_of, a, a->masks, SERIAL / a->size);
+}
+
 /* ---- the module ---------------------------------------------------------------------------------------------------- */
 
 enum { MOST_ARGUMENTS = 14 };
@@ -331,6 +364,14 @@ FUNCTION(silu_and_mul, 4,
          silu_and_mul(&(SiluAndMul){.gate_up = (float *)a[0], .y = (float *)a[1], .tokens = a[2], .size = a[3]}))
 FUNCTION(argmax, 5,
          argmax(&(Argmax){.x = (float *)a[0], .stride = a[1], .rows = a[2], .size = a[3], .to = (int64_t *)a[4]}))
+FUNCTION(forbid, 7,
+         forbid(&(Forbid){.x = (float *)a[0],
+                          .stride = a[1],
+                          .size = a[2],
+                          .places = (int64_t *)a[3],
+                          .masks = a[4],
+                          .allowed = (int32_t *)a[5],
+                          .words = a[6]}))
 #define ATTENTION                                                                                                      \
     {.half = (int)a[0],                                                                                                \
      .q = (float *)a[1],                                                                                               \
@@ -376,7 +417,7 @@ static PyObject *py_rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t g
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {METHOD(linear),       METHOD(rms_norm), METHOD(rotate), METHOD(store),
-                                METHOD(silu_and_mul), METHOD(argmax),   METHOD(decode), METHOD(prefill),
+                                METHOD(silu_and_mul), METHOD(argmax),   METHOD(forbid), METHOD(decode), METHOD(prefill),
                                 {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {

@@ -11,7 +11,7 @@
 
 /* Changes with what a function takes and with how memory is laid out. srt/kernels/cpu.py has the number, too, and uses
  * no module that was compiled with another. */
-#define INTERFACE 2
+#define INTERFACE 3
 
 #define INLINE static inline __attribute__((always_inline))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))

@@ -2,7 +2,8 @@
 them. Activations are float32. Callers ask whether it `serves` and have plain torch operations for when it does not.
 
 Shapes: N tokens, I input features, O output features, D normalised features, F features of the feed-forward block,
-S heads, H query heads, G key/value heads, C head_dim, T slots, P positions, R rows, V vocabulary.
+S heads, H query heads, G key/value heads, C head_dim, T slots, P positions, R rows, V vocabulary,
+M masks of W words.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ try:
 except ImportError:  # installed without a C compiler, or for another processor
     compiled = None
 
-INTERFACE = 2
+INTERFACE = 3
 """Of cpu.h. Another one is of a version installed before, beside which these files run: its numbers would be wrong."""
 
 if compiled is not None and getattr(compiled, "INTERFACE", 1) != INTERFACE:
@@ -115,6 +116,14 @@ def argmax(x_NV: torch.Tensor) -> torch.Tensor:
     best_N = torch.empty(len(x_NV), dtype=torch.int64)
     compiled.argmax(x_NV.data_ptr(), x_NV.stride(0), len(x_NV), x_NV.shape[1], best_N.data_ptr())
     return best_N
+
+
+def forbid_(x_NV: torch.Tensor, places_M: torch.Tensor, bits_MW: torch.Tensor) -> None:
+    """In place: minus infinity in the rows `places_M` (int64), where bit v % 32 of word v // 32 (int32) is not set."""
+    compiled.forbid(
+        x_NV.data_ptr(), x_NV.stride(0), x_NV.shape[1], places_M.data_ptr(), len(places_M), bits_MW.data_ptr(),
+        bits_MW.shape[1],
+    )  # fmt: skip
 
 
 def decode(

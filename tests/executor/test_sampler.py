@@ -13,6 +13,7 @@ from srt.executor import sampler as sampler_module
 from srt.executor.noise import Noise, row_keys
 from srt.executor.sampler import Sampler
 from srt.executor.sampling_table import SamplingTable
+from srt.kernels import cpu
 from srt.messages import SamplingParams
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, TokenMasks
 
@@ -142,9 +143,10 @@ def mixed():
     return Bench(VOCAB, rows), logits
 
 
-@pytest.mark.parametrize("few_words", [0, 2, 64])
-def test_every_row_as_the_reference(mixed, few_words, monkeypatch):
+@pytest.mark.parametrize(("few_words", "compiled"), [(0, True), (0, False), (2, True), (64, True)])
+def test_every_row_as_the_reference(mixed, few_words, compiled, monkeypatch):
     monkeypatch.setattr(sampler_module, "FEW_WORDS", few_words)
+    monkeypatch.setattr(cpu, "AVAILABLE", cpu.AVAILABLE and compiled)
     bench, logits = mixed
     masked = np.arange(0, 120, 4)
     allowed = np.random.default_rng(8).random((len(masked), VOCAB)) < 0.3

@@ -113,6 +113,21 @@ def test_silu_and_mul(tokens, size):
 
 
 @needs_kernels
+@pytest.mark.parametrize("size", [1, 31, 32, 100, 1003])
+def test_what_no_bit_allows_is_forbidden(size):
+    generator = torch.Generator().manual_seed(size)
+    x = randn(7, size + 5)
+    allowed = torch.randint(0, 2, (4, -(-size // 32) * 32), dtype=torch.bool, generator=generator)
+    allowed[0], allowed[1] = True, False
+    bits = (allowed.view(4, -1, 32) << torch.arange(32)).sum(-1).int()
+    places = torch.tensor([6, 2, 3, 0])
+    expected = x.clone()
+    expected[places, :size] = x[places, :size].masked_fill(~allowed[:, :size], -math.inf)
+    cpu.forbid_(x[:, :size], places, bits)
+    assert torch.equal(x, expected)
+
+
+@needs_kernels
 def test_argmax_takes_the_first_of_the_largest():
     x = randn(5, 1003)
     x[1] = 2.0
