@@ -1,4 +1,4 @@
-"""L1, frontend: the front door's own compiler, the same library under the same limits as every rank's."""
+"""L1, frontend: what the door lets through, by the same library under the same limits as every rank's compiler."""
 
 from __future__ import annotations
 
@@ -31,14 +31,18 @@ class GrammarCheck:
         self._folder = folder
 
     def __call__(self, form: Form) -> Grammar:
-        """GrammarError if the ranks would not take it."""
+        """GrammarError if the ranks would not take it. They refuse themselves what can only be seen when it is begun,
+        such as a schema that is a reference to itself."""
         try:
             text = self._texts.of(form)
         except RecursionError:
             raise GrammarError("it is nested too deeply") from None
         if len(text) > MAX_GRAMMAR:  # it goes to every rank, with every request
             raise GrammarError("it becomes too large with its conditions and alternatives written out")
-        self._llguidance.compile(text)
+        if form.kind == "json_schema":
+            self._llguidance.check(text)
+        else:  # what a compiler refuses, another library may do
+            self._llguidance.compile(text)
         return Grammar("llguidance", text)
 
     def has_second(self, form: Form) -> bool:

@@ -16,7 +16,7 @@ from srt.transport import pull
 HEARTBEAT_MS = 1000
 """How long an idle leader waits for a message before it sends an empty inbox, to show that it lives."""
 
-LOOK_MS = 0.2
+LOOK_MS = 0.05
 """How often an idle leader looks at the board for what it waits to announce."""
 
 

@@ -89,6 +89,13 @@ def test_where_it_ends_and_where_it_is_cut(server: Server) -> None:
     assert cut["text"].startswith("{")
 
 
+def test_a_schema_that_only_its_compiler_finds_empty_is_refused(server: Server) -> None:
+    for stream in (False, True):
+        schema = {"anyOf": [{"$ref": "#"}]}
+        body = {"text": "A:", "sampling_params": {"json_schema": json.dumps(schema)}, "stream": stream}
+        assert server.post("/generate", body).status == 400
+
+
 def test_what_is_forced_is_drafted_from_its_first_token_on(server: Server) -> None:
     """A step that had been planned before its grammar was looked at would compute that one alone."""
     before = drafted(server)
