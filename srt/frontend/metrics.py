@@ -7,6 +7,7 @@ the board.
 from __future__ import annotations
 
 import time
+from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from srt.board import Board
 from srt.frontend.generation import Generation
 from srt.observe.catalogue import CATALOGUE, Metric
-from srt.observe.timeline import MARKS, NAMES, Timeline
+from srt.observe.timeline import MARKS, NAMES, in_order
 
 RATE_WINDOW = 10.0  # seconds over which generated tokens per second are taken
 HIT_WINDOW = 128  # requests over which the cache hit rate is taken
@@ -35,43 +36,58 @@ class Counts(msgspec.Struct):
 class Histogram:
     def __init__(self, buckets: tuple[float, ...]) -> None:
         self._bounds = buckets
+        self._edges = np.array(buckets)  # the same
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
+        self._value, self._times = 0.0, 0  # the last value, and how often it was observed: not counted yet
 
     @property
     def totals(self) -> tuple[int, float]:
         """How many there were, and their sum."""
-        return sum(self._counts), self._sum
+        counts, total = self.counts
+        return sum(counts), total
 
     def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
+        """Equal values that follow each other, as those of the rows of a step do, are counted as one."""
+        if value == self._value:
+            self._times += times
+        else:
+            self._count()
+            self._value, self._times = value, times
 
     def observe_all(self, values: np.ndarray) -> None:
-        counts = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
+        counts = np.bincount(np.searchsorted(self._edges, values), minlength=len(self._counts))
         self._counts = [have + more for have, more in zip(self._counts, counts.tolist(), strict=True)]
         self._sum += float(values.sum())
 
     @property
     def counts(self) -> tuple[list[int], float]:
         """How many by bucket, and their sum."""
+        self._count()
         return self._counts, self._sum
+
+    def _count(self) -> None:
+        self._counts[bisect_left(self._bounds, self._value)] += self._times
+        self._sum += self._value * self._times
+        self._times = 0
 
     def plus(self, others: Sequence[tuple[list[int], float]]) -> Histogram:
         """With what other processes have seen."""
         if not others:
             return self
+        counts, sums = zip(self.counts, *others, strict=True)
         both = Histogram(self._bounds)
-        both._counts = [sum(column) for column in zip(self._counts, *(counts for counts, _ in others), strict=True)]
-        both._sum = self._sum + sum(one for _, one in others)
+        both._counts = [sum(column) for column in zip(*counts, strict=True)]
+        both._sum = sum(sums)
         return both
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
+        counts, seconds = self.counts
         total = 0
-        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*self._bounds, "+Inf"), counts, strict=True):
             total += count
             yield f'{name}_bucket{{le="{bound}",{labels}}} {total}'
-        yield f"{name}_sum{{{labels}}} {self._sum}"
+        yield f"{name}_sum{{{labels}}} {seconds}"
         yield f"{name}_count{{{labels}}} {total}"
 
 
@@ -136,7 +152,7 @@ class Metrics:
             (
                 "prompt_tokens_total",
                 "cached_tokens_total",
-                "generation_tokens_total",
+                "generation_tokens_total",  # as of when somebody asked
                 "requests_total",
                 "requests_aborted_total",
             ),
@@ -150,7 +166,7 @@ class Metrics:
         }
         stretches = next(metric for metric in CATALOGUE if metric.label == "stretch")
         self._stretches = {name: Histogram(stretches.buckets) for name in NAMES}
-        self._written: list[tuple[Timeline, int, int]] = []  # with tokens of prompt and output; not observed yet
+        self._written = array("d")  # marks, tokens of prompt and of output, again and again; not observed yet
         self._ttft = self._histograms["time_to_first_token_seconds"]
         self._itl = self._histograms["inter_token_latency_seconds"]
         self._send = self._histograms["response_send_seconds"]
@@ -159,7 +175,7 @@ class Metrics:
 
     def counts(self) -> Counts:
         """Of this process."""
-        self._observe_written()
+        self._catch_up()
         histograms = [histogram.counts for histogram in self._all_histograms()]
         return Counts(self._counters, self._by_label, histograms, [engine.own for engine in self.engines])
 
@@ -182,12 +198,10 @@ class Metrics:
 
     def first_tokens(self, engine: int, tokens: int, seconds: float) -> None:
         self._ttft.observe(seconds)
-        self._counters["generation_tokens_total"] += tokens
         self.engines[engine].generated(tokens)
 
     def next_tokens(self, engine: int, tokens: int, seconds: float) -> None:
         self._itl.observe(seconds / tokens, tokens)
-        self._counters["generation_tokens_total"] += tokens
         self.engines[engine].generated(tokens)
 
     def finished(self, generation: Generation) -> None:
@@ -200,33 +214,34 @@ class Metrics:
         timeline.written = now
         if generation.finish.reason != "abort":
             timeline.arrived.written = now
-            self._written.append((timeline, generation.prompt.num_tokens, generation.completion_tokens))
+            self._written.extend((*timeline.raw, generation.prompt.num_tokens, generation.completion_tokens))
 
     def handed(self, seconds: float) -> None:
         """The last byte of an answer is with the socket, so long after it was written."""
         self._send.observe(seconds)
 
+    def _catch_up(self) -> None:
+        """Much at once costs little more than one, so it waits for this until a second is over or somebody asks."""
+        self._counters["generation_tokens_total"] = sum(engine.own[0] for engine in self.engines)
+        if self._written:
+            self._observe_written()
+
     def _observe_written(self) -> None:
-        """Many at once cost little more than one, so answers wait for this until a second is over or somebody asks."""
-        if not self._written:
-            return
-        timelines, prompt, output = zip(*self._written, strict=True)
-        self._written.clear()
-        marks = np.array([timeline.marks() for timeline in timelines])
+        written, self._written = np.array(self._written).reshape(-1, len(MARKS) + 2), array("d")
+        marks, prompt, output = in_order(written[:, :-2]), *written[:, -2:].T
         for histogram, seconds in zip(self._stretches.values(), np.diff(marks).T, strict=True):
             histogram.observe_all(seconds)
         at = dict(zip(MARKS, marks.T, strict=True))
-        tokens = np.array(output)
         decode = at["last_token"] - at["first_token"]
         for name, values in (
-            ("request_time_per_output_token_seconds", decode / np.maximum(tokens - 1, 1)),
+            ("request_time_per_output_token_seconds", decode / np.maximum(output - 1, 1)),
             ("e2e_request_latency_seconds", at["taken"] - at["received"]),
             ("request_queue_time_seconds", at["admitted"] - at["heard"]),
             ("request_prefill_time_seconds", at["first_token"] - at["admitted"]),
             ("request_decode_time_seconds", decode),
             ("request_inference_time_seconds", at["last_token"] - at["admitted"]),
-            ("request_prompt_tokens", np.array(prompt)),
-            ("request_generation_tokens", tokens),
+            ("request_prompt_tokens", prompt),
+            ("request_generation_tokens", output),
         ):
             self._histograms[name].observe_all(values)
 
@@ -250,12 +265,12 @@ class Metrics:
 
     def sample(self, now: float) -> None:
         """Called about once a second."""
-        self._observe_written()
+        self._catch_up()
         for engine in self.engines:
             engine.sample(now)
 
     def page(self, boards: Sequence[Board]) -> str:
-        self._observe_written()
+        self._catch_up()
         loads = [Load.of(board) for board in boards]
         by_engine = [_of_engine(*engine) for engine in zip(loads, self.engines, strict=True)]
         lines: list[str] = []

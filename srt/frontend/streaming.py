@@ -129,8 +129,7 @@ class Stream:
 
     def _take_events(self) -> bytes:
         waiting, self._waiting, self._num_waiting = self._waiting, {}, 0
-        now = time.monotonic()
         for generation in waiting:
             if generation.finish is not None:
-                self._metrics.written(generation, now)
+                self._metrics.written(generation, time.monotonic())
         return b"".join([self._form.events(generation, join(deltas)) for generation, deltas in waiting.items()])

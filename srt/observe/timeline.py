@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from itertools import accumulate
 from operator import attrgetter, sub
 
+import numpy as np
+
 from srt.messages import Started, TextBatch
 
 STRETCHES = (
@@ -95,10 +97,15 @@ class Timeline:
         self.last_token, self.released, self.detokenized = batch.computed, batch.released, batch.detokenized
         self.taken = taken
 
+    @property
+    def raw(self) -> tuple[float, ...]:
+        """The marks as they were set."""
+        return _MARKS(self)
+
     def marks(self) -> list[float]:
         """In order, none before its predecessor. Several ask once it is written, so they are kept."""
         if self._kept is None or self._kept[-1] < self.written:
-            self._kept = list(accumulate(_MARKS(self), max))
+            self._kept = list(accumulate(self.raw, max))
         return self._kept
 
     def stretches(self) -> dict[str, float]:
@@ -110,3 +117,8 @@ class Timeline:
         """The stretches as one HTTP header."""
         marks = self.marks()
         return _HEADER % tuple(map(sub, marks[1:], marks))
+
+
+def in_order(raw: np.ndarray) -> np.ndarray:
+    """As `Timeline.marks`, of many: float64 [timelines, len(MARKS)]."""
+    return np.maximum.accumulate(raw, axis=1)
