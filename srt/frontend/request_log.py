@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
+
 from srt.frontend.generation import Generation, Prompt
-from srt.messages import Ids, unpack_ids
+from srt.messages import Ids, SamplingParams, unpack_ids
 
 MOST_LEVEL = 3
 SHORT = 64  # ids that level 2 shows
+PLAIN = msgspec.structs.asdict(SamplingParams(0)).items()
 
 log = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Level 0 has names and numbers, 1 the sampling parameters too, 2 the first token ids, 3 all of them.
+    """Level 0 has names and numbers, 1 also sampling parameters that are not neutral, 2 the first token ids, 3 all.
 
     What a client wrote, or its ids, is shown from level 2 on; level 1 says of stop strings and the like how many.
     """
@@ -40,7 +43,9 @@ class RequestLog:
         prompt = generation.prompt
         line = f"request {_shown_name(generation)} came: {prompt.num_tokens} tokens in its prompt"
         if self.level >= 1:
-            line += f", {prompt.spec.max_new_tokens or 'any number of'} to generate, {self._shown_fields(prompt)}"
+            line += f", {prompt.spec.max_new_tokens or 'any number of'} to generate"
+            if fields := self._shown_fields(prompt):
+                line += f", {fields}"
         if self.level >= 2:
             line += f", {self._shown(prompt.ids)}"
             self._outputs[generation.rid] = bytearray()
@@ -61,7 +66,7 @@ class RequestLog:
         log.info("%s", line)
 
     def _shown_fields(self, prompt: Prompt) -> dict[str, Any]:
-        fields = prompt.spec.fields
+        fields = dict(sorted(prompt.spec.fields.items() - PLAIN))
         if self.level >= 2:
             return fields
         return {name: len(value) if isinstance(value, tuple) else value for name, value in fields.items()}

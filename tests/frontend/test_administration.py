@@ -130,7 +130,7 @@ def test_requests_are_logged_when_they_are_wanted(server, caplog):
     caplog.set_level(logging.INFO)
 
     def lines():
-        sampling = {"max_new_tokens": 100, "stop": ["a secret"]}
+        sampling = {"max_new_tokens": 100, "temperature": 0.5, "stop": ["a secret"]}
         server.ok(GENERATE, {"text": "abc", "rid": "mine", "sampling_params": sampling})
         said = [record.getMessage() for record in caplog.records if "request mine" in record.getMessage()]
         caplog.clear()
@@ -140,7 +140,12 @@ def test_requests_are_logged_when_they_are_wanted(server, caplog):
     assert told(server, "/configure_logging", {"log_requests": True})[0] == 200
     assert "97" not in "".join(lines()), "no text if nobody asked for it"
     for level, shown in enumerate(
-        ((), ("temperature",), ("temperature", "[97, 98, 99]", "and more"), ("[97, 98, 99]",))
+        (
+            (),
+            ("{'stop': 1, 'temperature': 0.5}",),
+            ("'temperature': 0.5", "[97, 98, 99]", "and more"),
+            ("[97, 98, 99]",),
+        )
     ):
         assert told(server, "/configure_logging", {"log_requests": True, "log_requests_level": level})[0] == 200
         came, ended = lines()

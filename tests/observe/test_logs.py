@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import datetime, timezone
 
 from arch.source_tree import ROOT
 
@@ -13,6 +14,7 @@ configure_logging("info", "scheduler 0", sys.argv[1])
 log = logging.getLogger("x")
 log.debug("not this")
 log.info("running %d", 3, extra={"fields": {"running": 3}})
+log.info("a file named \\udc80", extra={"fields": {"folder": __import__("pathlib").Path("x")}})
 try:
     1 / 0
 except ZeroDivisionError:
@@ -26,14 +28,16 @@ def lines(form):
 
 
 def test_json_is_one_object_a_line():
-    first, second = map(json.loads, lines("json"))
+    first, odd, second = map(json.loads, lines("json"))
+    assert datetime.fromisoformat(first["time"]).tzinfo == timezone.utc
     assert (first["level"], first["process"], first["logger"]) == ("info", "scheduler 0", "x")
     assert (first["message"], first["running"]) == ("running 3", 3)
+    assert (odd["message"], odd["folder"]) == ("a file named \udc80", "x")
     assert second["exception"].endswith("ZeroDivisionError: division by zero")
 
 
 def test_text():
-    first, second, *_ = lines("text")
+    first, _, second, *_ = lines("text")
     assert first.endswith(" INFO scheduler 0: running 3")
     assert second.endswith(" ERROR scheduler 0: no")
 
