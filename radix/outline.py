@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, islice
-from typing import NamedTuple
 
 from radix.ledger import Ledger
 from radix.tree import TOKEN_BYTES
 
-
-class NodeOutline(NamedTuple):
-    parent: int  # its place in the outline; -1 below a root
-    tokens: int
-    lock_ref: int  # running requests that use it
-    serial: int  # the larger, the later the last of them left; 0 if none has left yet
-    ids: bytes  # int32, of its first tokens
+NodeOutline = tuple[int, int, int, int, bytes]
+"""Its parent's place in the outline, -1 below a root; its tokens; running requests that use it; a number that is the
+larger, the later the last of them left, 0 if none has left yet; int32 ids of its first tokens."""
 
 
 def outline(ledger: Ledger, most_nodes: int, most_tokens: int) -> list[NodeOutline]:
-    """Of all namespaces, the nodes nearest to the roots, parents before children. `most_tokens` bounds `ids`."""
+    """Of all namespaces, the nodes nearest to the roots, parents before children. `most_tokens` bounds the ids."""
     nodes: list[NodeOutline] = []
     roots = ledger.cache.roots.values()
     waiting = deque([(-1, chain.from_iterable(root.children.values() for root in roots))])
@@ -29,6 +24,7 @@ def outline(ledger: Ledger, most_nodes: int, most_tokens: int) -> list[NodeOutli
         for node in islice(children, most_nodes - len(nodes)):
             if node.children:
                 waiting.append((len(nodes), node.children.values()))
-            ids = node.key[: most_tokens * TOKEN_BYTES]
-            nodes.append(NodeOutline(parent, len(node.slots), node.lock_ref, node.serial, ids))
+            key = node.key
+            tokens, ids = len(key) // TOKEN_BYTES, key[: most_tokens * TOKEN_BYTES]
+            nodes.append((parent, tokens, node.lock_ref, node.serial, ids))
     return nodes

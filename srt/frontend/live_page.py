@@ -151,7 +151,7 @@ class _Processes:
     REFRESH = 10.0  # seconds after which it is looked for new ones
 
     def __init__(self) -> None:
-        self._known: dict[int, psutil.Process] = {}
+        self._known: dict[int, tuple[psutil.Process, str]] = {}  # with its title
         self._due = 0.0
 
     def usage(self, now: float) -> list[dict[str, Any]]:
@@ -159,18 +159,20 @@ class _Processes:
         if now >= self._due:
             self._due = now + self.REFRESH
             own = psutil.Process()
-            found = {process.pid: process for process in (own, *own.children(recursive=True))}
-            self._known = {pid: self._known.get(pid, process) for pid, process in found.items()}
-        told = []
-        for pid, process in self._known.items():
-            try:
-                with process.oneshot():
+            before, self._known = self._known, {}
+            for found in (own, *own.children(recursive=True)):
+                process, _ = before.get(found.pid, (found, ""))  # which knows what it has used before
+                with contextlib.suppress(psutil.Error):  # it has ended
                     title = " ".join(process.cmdline()).removeprefix("lockstep: ").strip()
-                    cpu, memory = process.cpu_percent(), process.memory_info().rss
+                    self._known[found.pid] = process, title[:40]
+        told = []
+        for pid, (process, title) in self._known.items():
+            try:
+                cpu, memory = process.cpu_percent(), process.memory_info().rss
             except psutil.Error:  # it has ended
                 self._due = 0.0
                 continue
-            told.append({"pid": pid, "title": title[:40], "cpu": cpu, "memory": memory})
+            told.append({"pid": pid, "title": title, "cpu": cpu, "memory": memory})
         return told
 
 
