@@ -22,6 +22,8 @@ from srt.observe.timeline import MARKS, NAMES, in_order
 
 RATE_WINDOW = 10.0  # seconds over which generated tokens per second are taken
 HIT_WINDOW = 128  # requests over which the cache hit rate is taken
+WRITTEN = len(MARKS) + 2  # numbers that are kept of an answer until it is observed: tokens of prompt and output, too
+MOST_WRITTEN = 256  # answers that wait for it
 
 
 class Counts(msgspec.Struct):
@@ -166,7 +168,7 @@ class Metrics:
         }
         stretches = next(metric for metric in CATALOGUE if metric.label == "stretch")
         self._stretches = {name: Histogram(stretches.buckets) for name in NAMES}
-        self._written = array("d")  # marks, tokens of prompt and of output, again and again; not observed yet
+        self._written = array("d")  # marks, tokens of prompt and of output, of one answer after the other
         self._ttft = self._histograms["time_to_first_token_seconds"]
         self._itl = self._histograms["inter_token_latency_seconds"]
         self._send = self._histograms["response_send_seconds"]
@@ -215,19 +217,21 @@ class Metrics:
         if generation.finish.reason != "abort":
             timeline.arrived.written = now
             self._written.extend((*timeline.raw, generation.prompt.num_tokens, generation.completion_tokens))
+            if len(self._written) >= MOST_WRITTEN * WRITTEN:
+                self._observe_written()
 
     def handed(self, seconds: float) -> None:
         """The last byte of an answer is with the socket, so long after it was written."""
         self._send.observe(seconds)
 
     def _catch_up(self) -> None:
-        """Much at once costs little more than one, so it waits for this until a second is over or somebody asks."""
+        """Much at once costs little more than one, so it waits for this until somebody asks."""
         self._counters["generation_tokens_total"] = sum(engine.own[0] for engine in self.engines)
         if self._written:
             self._observe_written()
 
     def _observe_written(self) -> None:
-        written, self._written = np.array(self._written).reshape(-1, len(MARKS) + 2), array("d")
+        written, self._written = np.array(self._written).reshape(-1, WRITTEN), array("d")
         marks, prompt, output = in_order(written[:, :-2]), *written[:, -2:].T
         for histogram, seconds in zip(self._stretches.values(), np.diff(marks).T, strict=True):
             histogram.observe_all(seconds)
@@ -265,7 +269,6 @@ class Metrics:
 
     def sample(self, now: float) -> None:
         """Called about once a second."""
-        self._catch_up()
         for engine in self.engines:
             engine.sample(now)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from itertools import accumulate
 from operator import attrgetter, sub
 
 import numpy as np
@@ -78,11 +77,10 @@ def arrival() -> Arrival:
 class Timeline:
     """The marks of one choice. What has not happened, or not to this request, is 0 and counts as its predecessor."""
 
-    __slots__ = (*MARKS, "_kept", "arrived", "gone")
+    __slots__ = (*MARKS, "arrived", "gone")
 
     def __init__(self, arrived: Arrival) -> None:
         self.arrived = arrived
-        self._kept: list[float] | None = None
         self.gone = 0.0  # when its client left before its end
         self.received = arrived.received
         self.parsed, self.rendered, self.tokenized = arrived.parsed, arrived.rendered, arrived.tokenized
@@ -103,10 +101,13 @@ class Timeline:
         return _MARKS(self)
 
     def marks(self) -> list[float]:
-        """In order, none before its predecessor. Several ask once it is written, so they are kept."""
-        if self._kept is None or self._kept[-1] < self.written:
-            self._kept = list(accumulate(self.raw, max))
-        return self._kept
+        """In order, none before its predecessor."""
+        latest, marks = 0.0, []
+        for mark in self.raw:
+            if mark > latest:
+                latest = mark
+            marks.append(latest)
+        return marks
 
     def stretches(self) -> dict[str, float]:
         """Seconds by name. They add up to what lies between the first mark and the last."""

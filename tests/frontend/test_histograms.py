@@ -6,7 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from srt.frontend.metrics import Histogram
+from srt.board import Board, RankRecord
+from srt.frontend.generation import Generation, Prompt
+from srt.frontend.metrics import MOST_WRITTEN, Histogram, Metrics
+from srt.messages import Finish
+from srt.observe.timeline import NAMES, Arrival, Timeline
 
 BOUNDS = (0.0, 0.5, 1.0, 4.0)
 
@@ -42,3 +46,29 @@ def test_what_was_observed_is_counted(seed):
             histogram.observe(value, times)
     expected = {str(bound): sum(value <= bound for value in seen) for bound in BOUNDS} | {"+Inf": len(seen)}
     assert read(histogram.plus([other.counts])) == (expected, pytest.approx(sum(seen)))
+
+
+def test_answers_are_observed_however_many_wait_for_it(tmp_path):
+    board, metrics = Board.create(str(tmp_path / "board"), 1), Metrics(["lockstep"], "m", 1)
+    RankRecord(board, 0)
+    count = 2 * MOST_WRITTEN + 7
+    for at in range(count):
+        timeline = Timeline(Arrival(1.0))
+        timeline.parsed, timeline.taken = 2.0, 4.0
+        prompt = Prompt("", b"abcd" * (1 + at % 2), None)
+        generation = Generation(at, "", 0, prompt, None, None, timeline, completion_tokens=5, finish=Finish("stop"))
+        metrics.written(generation, 4.5)
+    page = metrics.page([board])
+    board.close()
+
+    def number(series):
+        return float(re.search(rf"^lockstep:{re.escape(series)} (\S+)$", page, re.MULTILINE)[1])
+
+    model = 'model_name="m"'
+    assert number(f"request_prompt_tokens_sum{{{model}}}") == count + count // 2
+    assert number(f"request_generation_tokens_sum{{{model}}}") == 5 * count
+    for name in NAMES:
+        stretch = f'{{{model},stretch="{name}"}}'
+        assert number(f"request_stretch_seconds_count{stretch}") == count
+        seconds = {"parse": 1.0, "deliver": 2.0, "write": 0.5}.get(name, 0.0)
+        assert number(f"request_stretch_seconds_sum{stretch}") == pytest.approx(seconds * count)
