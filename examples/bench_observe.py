@@ -4,11 +4,16 @@
     python -m examples.bench_observe --page              # the live page alone, with 1,000 nodes and 256 requests
     python -m examples.bench_observe --quick
 
-Two servers run, one of which nobody looks at; one is loaded at a time, in pairs whose order alternates. `ratio` is
-tokens per second looked at over those not looked at, the median of the pairs, with an interval of 95 %. Everything is:
-the page and /metrics, each asked for once a second, metrics under all names, a timeline in each answer, two log lines
-for each request, all logs as JSON, and a trace of each request, sent to a collector that reads it. All share the
-machine's cores, so what the looking client and the collector use counts as cost too. Prints one JSON line.
+Everything is: the page and /metrics, each asked for once a second, metrics under all names, a timeline in each answer,
+two log lines for each request, all logs as JSON, and a trace of each request, sent to a collector that reads it. Two
+servers run, one of which nobody looks at; for the page alone it is one server, since no flag makes a difference. Loads
+come in pairs, one of them looked at, whose order alternates. `ratio` is tokens per second looked at over those not
+looked at, the median of the pairs, with an interval of 95 %. All share the machine's cores, so what the looking client
+and the collector use counts there. It does not in `cpu_ratio`, the same of tokens for a second of the server's CPU
+time; but there is the scheduler's waiting for its device in it, which it does by spinning.
+
+`timeline` is what a request's marks cost the frontend, from the first to their places in the histograms, and their
+share of all that a request costs it while nobody looks. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -21,18 +26,37 @@ import statistics
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from time import monotonic, perf_counter, process_time
+from typing import Any, NamedTuple
 
 import uvloop
 
 from examples.host import Server, cpu_seconds, end_servers_on_sigterm, free_port, interval, machine
 from examples.load_client import LoadClient
 from examples.workloads import random_prompts
+from srt.frontend import sampling
+from srt.frontend.generation import Generation, Prompt
+from srt.frontend.metrics import Metrics
+from srt.frontend.protocol import NativeSampling
+from srt.messages import Finish, Started, TextBatch
+from srt.observe.timeline import Timeline, arrive
 
 INPUT_LEN, OUTPUT_LEN, FILL_LEN = 32, 256, 8
 PERIOD = 1.0
+MAIN = "lockstep: main"
+
+
+class Run(NamedTuple):
+    rate: float  # tokens per second
+    cpu: dict[str, float]  # microseconds for a token, by process
+    page: list[bytes]  # what it was told last, if anybody looked
+
+    @property
+    def all_cpu(self) -> float:
+        return sum(self.cpu.values())
 
 
 class Collector(asyncio.Protocol):
@@ -61,11 +85,11 @@ async def poll(port: int, path: str, answers: list[bytes]) -> None:
 
 
 async def load(
-    port: int, concurrency: int, count: int, seed: int, fields: dict[str, Any], output_len: int = OUTPUT_LEN
+    port: int, concurrency: int, num_streams: int, seed: int, fields: dict[str, Any], output_len: int = OUTPUT_LEN
 ) -> float:
-    """Tokens per second of `count` streams, so many at a time."""
+    """Tokens per second of the streams, so many at a time."""
     client = LoadClient("127.0.0.1", port, keep_alive=True)
-    prompts = random_prompts(seed, num_prompts=count, input_len=INPUT_LEN, output_len=output_len)
+    prompts = random_prompts(seed, num_prompts=num_streams, input_len=INPUT_LEN, output_len=output_len)
     waiting = iter([(prompt.path, prompt.body(0, "fake") | fields) for prompt in prompts])
     began = perf_counter()
 
@@ -77,11 +101,11 @@ async def load(
 
     await asyncio.gather(*(work() for _ in range(concurrency)))
     client.close()
-    return count * output_len / (perf_counter() - began)
+    return num_streams * output_len / (perf_counter() - began)
 
 
 async def looked_at(
-    port: int, concurrency: int, count: int, seed: int, collector: int | None
+    port: int, concurrency: int, num_streams: int, seed: int, collector: int | None
 ) -> tuple[float, list[bytes]]:
     """The rate, and what the page was told last. Without a collector the page is all that is looked at."""
     page: list[bytes] = []
@@ -93,7 +117,7 @@ async def looked_at(
         server = await asyncio.get_running_loop().create_server(Collector, "127.0.0.1", collector)
         fields["return_timeline"] = True
     try:
-        return await load(port, concurrency, count, seed, fields), page
+        return await load(port, concurrency, num_streams, seed, fields), page
     finally:
         for task in tasks:
             task.cancel()
@@ -117,8 +141,49 @@ def log_requests(port: int) -> None:
     urllib.request.urlopen(request, timeout=60).close()
 
 
-def used(server: Server) -> float:
-    return sum(cpu_seconds(server.pid).values())
+def marks_seconds(requests: int = 20_000) -> float:
+    """CPU seconds that the marks of one of them take in the frontend."""
+    metrics = Metrics(["lockstep"], "fake", 1)
+    prompt = Prompt("", b"", sampling.from_native(NativeSampling(), vocab_size=1))
+    generation: Any = Generation(0, "", 0, prompt, *[None] * 3, finish=Finish("length"))
+    started, batch = Started(1.0, 2.0, 3.0), TextBatch(1, (), 4.0, 5.0, 6.0)
+    began = process_time()
+    for _ in range(requests):
+        arrived = arrive(monotonic())
+        arrived.parsed = monotonic()
+        arrived.rendered = monotonic()
+        arrived.tokenized = monotonic()
+        timeline = generation.timeline = Timeline(arrived)
+        timeline.sent = monotonic()
+        timeline.start(started)
+        timeline.first_token = batch.computed
+        timeline.end(batch, 7.0)
+        metrics.written(generation, monotonic())
+    return (process_time() - began) / requests
+
+
+def mean_cpu(runs: Sequence[Run]) -> dict[str, float]:
+    by_process = zip(*(run.cpu.values() for run in runs), strict=True)
+    return {name: round(statistics.mean(values), 2) for name, values in zip(runs[0].cpu, by_process, strict=True)}
+
+
+@contextlib.contextmanager
+def started(name: str, concurrency: int, *flags: str) -> Iterator[Server]:
+    """A server with a tree."""
+    port, log = free_port(), Path(tempfile.mkdtemp(prefix="bench-observe-")) / f"{name}.log"
+    with Server(name, command(port, concurrency, *flags), port, log=log) as server:
+        server.wait_until_ready(300)
+        uvloop.run(load(port, concurrency, 4 * concurrency, 0, {}, FILL_LEN))
+        yield server
+
+
+def measure(server: Server, concurrency: int, rounds: int, seed: int, is_watched: bool, collector: int | None) -> Run:
+    arguments = server.port, concurrency, concurrency * rounds, seed
+    before = cpu_seconds(server.pid)
+    rate, page = uvloop.run(looked_at(*arguments, collector)) if is_watched else (uvloop.run(load(*arguments, {})), [])
+    tokens = concurrency * rounds * OUTPUT_LEN
+    used = cpu_seconds(server.pid).items()
+    return Run(rate, {title: (seconds - before[title]) / tokens * 1e6 for title, seconds in used}, page)
 
 
 def main() -> None:
@@ -131,50 +196,46 @@ def main() -> None:
     end_servers_on_sigterm()
     concurrency = 256 if args.page else 64
     pairs, rounds = (2, 1) if args.quick else (args.pairs, args.rounds)
-    plain, watched, collector = free_port(), free_port(), None if args.page else free_port()
+    collector = None if args.page else free_port()
     flags = ["--page-show-text"]
     if collector is not None:
         flags += ["--metrics-names", "lockstep,sglang,vllm", "--log-format", "json"]
         flags += ["--otlp-traces-endpoint", f"http://127.0.0.1:{collector}/v1/traces"]
-    logs = Path(tempfile.mkdtemp(prefix="bench-observe-"))
-    rates: dict[str, list[float]] = {"plain": [], "watched": []}
-    cpu = {"plain": 0.0, "watched": 0.0}
-    count, seen = concurrency * rounds, {}
-    with (
-        Server("plain", command(plain, concurrency), plain, log=logs / "plain.log") as one,
-        Server("watched", command(watched, concurrency, *flags), watched, log=logs / "watched.log") as other,
-    ):
-        servers = {"plain": one, "watched": other}
-        for server in servers.values():
-            server.wait_until_ready(300)
-            uvloop.run(load(server.port, concurrency, 4 * concurrency, 0, {}, FILL_LEN))  # gives it a tree
+    runs: dict[str, list[Run]] = {"plain": [], "watched": []}
+    with contextlib.ExitStack() as stack:
+        watched = stack.enter_context(started("watched", concurrency, *flags))
+        plain = watched if collector is None else stack.enter_context(started("plain", concurrency))
         if collector is not None:
-            log_requests(watched)
+            log_requests(watched.port)
+        servers, seeds = {"plain": plain, "watched": watched}, count(1)
         for pair in range(pairs):
             for name in ("plain", "watched") if pair % 2 else ("watched", "plain"):
-                before = used(servers[name])
-                if name == "plain":
-                    rate = uvloop.run(load(plain, concurrency, count, pair + 1, {}))
-                else:
-                    rate, page = uvloop.run(looked_at(watched, concurrency, count, pair + 1, collector))
-                    told = json.loads(page[0])
-                    nodes = len(told["engines"][0]["tree"]["nodes"])
-                    seen = {"nodes": nodes, "requests": len(told["requests"]), "page_bytes": len(page[0])}
-                rates[name].append(rate)
-                cpu[name] += used(servers[name]) - before
-    ratios = [watched / plain for watched, plain in zip(rates["watched"], rates["plain"], strict=True)]
-    tokens = pairs * count * OUTPUT_LEN
+                is_watched = name == "watched"
+                runs[name].append(measure(servers[name], concurrency, rounds, next(seeds), is_watched, collector))
+    pair_ratios = {
+        "ratio": [watched.rate / plain.rate for plain, watched in zip(*runs.values(), strict=True)],
+        "cpu_ratio": [plain.all_cpu / watched.all_cpu for plain, watched in zip(*runs.values(), strict=True)],
+    }
+    told, marks = json.loads(runs["watched"][-1].page[0]), marks_seconds() * 1e6
     report = {
         "bench": "observe",
         "looked_at": "page" if args.page else "everything",
         "concurrency": concurrency,
         "pairs": pairs,
-        "ratio": round(statistics.median(ratios), 4),
-        "ratio_interval": interval(ratios) if pairs > 2 else None,
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        "out_tok_s": {name: round(statistics.median(values), 1) for name, values in rates.items()},
-        "cpu_us_per_token": {name: round(seconds / tokens * 1e6, 2) for name, seconds in cpu.items()},
-        **seen,
+    }
+    for name, ratios in pair_ratios.items():
+        report[name] = round(statistics.median(ratios), 4)
+        report[f"{name}_interval"] = interval(ratios) if pairs > 2 else None
+    report |= {
+        "ratios": [round(ratio, 3) for ratio in pair_ratios["ratio"]],
+        "out_tok_s": {name: round(statistics.median([run.rate for run in of]), 1) for name, of in runs.items()},
+        "cpu_us_per_token": {name: mean_cpu(of) for name, of in runs.items()},
+        "timeline": {
+            "us_per_request": round(marks, 2),
+            "share": round(marks / (mean_cpu(runs["plain"])[MAIN] * OUTPUT_LEN), 5),
+        },
+        "nodes": len(told["engines"][0]["tree"]["nodes"]),
+        "requests": len(told["requests"]),
         "machine": machine(),
     }
     print(json.dumps(report))

@@ -18,4 +18,6 @@ def test_the_benchmark_prints_one_line(flags: list[str], requests: int) -> None:
     assert report["concurrency"] == requests
     assert len(report["ratios"]) == report["pairs"] == 2
     assert all(rate > 0 for rate in report["out_tok_s"].values())
+    assert report["cpu_us_per_token"].keys() == {"plain", "watched"}
+    assert 0 < report["timeline"]["share"] < 0.1
     assert report["nodes"] >= (1000 if flags else 128)
