@@ -18,6 +18,7 @@ from srt.frontend.errors import RequestError, unsupported
 
 NULL = msgspec.Raw(b"null")
 ABSENT = msgspec.field(default_factory=lambda: NULL)
+Ignored = msgspec.Raw | msgspec.UnsetType
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
@@ -100,8 +101,8 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     custom_params: Any = None
 
     # without effect here
-    spaces_between_special_tokens: msgspec.Raw = ABSENT
-    stream_interval: msgspec.Raw = ABSENT
+    spaces_between_special_tokens: Ignored = msgspec.UNSET
+    stream_interval: Ignored = msgspec.UNSET
 
 
 class NativeSampling(SamplingFields, kw_only=True):
@@ -150,17 +151,17 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     bootstrap_port: Any = None
     bootstrap_room: Any = None
 
-    model: msgspec.Raw = ABSENT
-    log_metrics: msgspec.Raw = ABSENT
-    return_bytes: msgspec.Raw = ABSENT
-    background: msgspec.Raw = ABSENT
-    no_logs: msgspec.Raw = ABSENT
-    custom_labels: msgspec.Raw = ABSENT
-    routing_key: msgspec.Raw = ABSENT
-    data_parallel_rank: msgspec.Raw = ABSENT
-    routed_dp_rank: msgspec.Raw = ABSENT
-    disagg_prefill_dp_rank: msgspec.Raw = ABSENT
-    kv_hints: msgspec.Raw = ABSENT
+    model: Ignored = msgspec.UNSET
+    log_metrics: Ignored = msgspec.UNSET
+    return_bytes: Ignored = msgspec.UNSET
+    background: Ignored = msgspec.UNSET
+    no_logs: Ignored = msgspec.UNSET
+    custom_labels: Ignored = msgspec.UNSET
+    routing_key: Ignored = msgspec.UNSET
+    data_parallel_rank: Ignored = msgspec.UNSET
+    routed_dp_rank: Ignored = msgspec.UNSET
+    disagg_prefill_dp_rank: Ignored = msgspec.UNSET
+    kv_hints: Ignored = msgspec.UNSET
 
 
 class StreamOptions(msgspec.Struct):
@@ -210,23 +211,23 @@ class OpenAIRequest(SamplingFields, kw_only=True):
     bootstrap_room: Any = None
     kv_transfer_params: Any = None
 
-    user: msgspec.Raw = ABSENT
-    metadata: msgspec.Raw = ABSENT
-    store: msgspec.Raw = ABSENT
-    service_tier: msgspec.Raw = ABSENT
-    safety_identifier: msgspec.Raw = ABSENT
-    prompt_cache_key: msgspec.Raw = ABSENT
-    prompt_cache_retention: msgspec.Raw = ABSENT
-    log_metrics: msgspec.Raw = ABSENT
-    no_logs: msgspec.Raw = ABSENT
-    background: msgspec.Raw = ABSENT
-    custom_labels: msgspec.Raw = ABSENT
-    routing_key: msgspec.Raw = ABSENT
-    data_parallel_rank: msgspec.Raw = ABSENT
-    routed_dp_rank: msgspec.Raw = ABSENT
-    disagg_prefill_dp_rank: msgspec.Raw = ABSENT
-    return_meta_info: msgspec.Raw = ABSENT
-    return_cached_tokens_details: msgspec.Raw = ABSENT
+    user: Ignored = msgspec.UNSET
+    metadata: Ignored = msgspec.UNSET
+    store: Ignored = msgspec.UNSET
+    service_tier: Ignored = msgspec.UNSET
+    safety_identifier: Ignored = msgspec.UNSET
+    prompt_cache_key: Ignored = msgspec.UNSET
+    prompt_cache_retention: Ignored = msgspec.UNSET
+    log_metrics: Ignored = msgspec.UNSET
+    no_logs: Ignored = msgspec.UNSET
+    background: Ignored = msgspec.UNSET
+    custom_labels: Ignored = msgspec.UNSET
+    routing_key: Ignored = msgspec.UNSET
+    data_parallel_rank: Ignored = msgspec.UNSET
+    routed_dp_rank: Ignored = msgspec.UNSET
+    disagg_prefill_dp_rank: Ignored = msgspec.UNSET
+    return_meta_info: Ignored = msgspec.UNSET
+    return_cached_tokens_details: Ignored = msgspec.UNSET
 
 
 class CompletionRequest(OpenAIRequest, kw_only=True):
@@ -282,9 +283,9 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     max_thinking_tokens: Any = None
     thinking_token_budget: Any = None
 
-    modalities: msgspec.Raw = ABSENT
-    prediction: msgspec.Raw = ABSENT
-    verbosity: msgspec.Raw = ABSENT
+    modalities: Ignored = msgspec.UNSET
+    prediction: Ignored = msgspec.UNSET
+    verbosity: Ignored = msgspec.UNSET
 
 
 class EmbeddingRequest(msgspec.Struct):
@@ -330,9 +331,9 @@ class ProfileBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     with_stack: Any = None
     record_shapes: Any = None
 
-    activities: msgspec.Raw = ABSENT
-    profile_id: msgspec.Raw = ABSENT
-    profile_prefix: msgspec.Raw = ABSENT
+    activities: Ignored = msgspec.UNSET
+    profile_id: Ignored = msgspec.UNSET
+    profile_prefix: Ignored = msgspec.UNSET
 
 
 class LoggingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -354,10 +355,10 @@ class UpdateWeightsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
     is_async: Any = None
     keep_pause: Any = None
-    torch_empty_cache: msgspec.Raw = ABSENT
-    recapture_cuda_graph: msgspec.Raw = ABSENT
-    token_step: msgspec.Raw = ABSENT
-    flush_cache: msgspec.Raw = ABSENT  # it always is
+    torch_empty_cache: Ignored = msgspec.UNSET
+    recapture_cuda_graph: Ignored = msgspec.UNSET
+    token_step: Ignored = msgspec.UNSET
+    flush_cache: Ignored = msgspec.UNSET  # it always is
 
 
 def decode(raw: bytes, kind: Any) -> Any:
@@ -384,15 +385,18 @@ def decode(raw: bytes, kind: Any) -> Any:
 
 def check_supported(request: msgspec.Struct) -> None:
     """Refuses what would change the answer and is not built; null, false and empty ask for nothing."""
-    names, values_of = _not_built(type(request))
-    for name, value in zip(names, values_of(request), strict=True):
+    names, values_of, absent = _not_built(type(request))
+    values = values_of(request)
+    if values == absent:
+        return
+    for name, value in zip(names, values, strict=True):
         if value is None or value is False or value in ("", [], {}):
             continue
         raise unsupported(name, NOT_BUILT[name])
 
 
 @functools.cache
-def _not_built(kind: type[msgspec.Struct]) -> tuple[list[str], Callable[[Any], tuple]]:
-    """The names of a type's fields that are not built, and what picks their values."""
+def _not_built(kind: type[msgspec.Struct]) -> tuple[list[str], Callable[[Any], tuple], tuple]:
+    """The names of a type's fields that are not built, what picks their values, and these where none is given."""
     names = [name for name in kind.__struct_fields__ if name in NOT_BUILT]
-    return names, operator.attrgetter(*names)
+    return names, operator.attrgetter(*names), (None,) * len(names)
