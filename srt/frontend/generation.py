@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from srt.frontend.balancer import Assignment
 from srt.frontend.errors import RequestError
@@ -14,8 +15,7 @@ from srt.messages import Finish, Grammar, Ids, TextDelta, joined
 from srt.observe.timeline import Timeline
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt of a client's request, tokenised and checked; it becomes `spec.n` generations."""
 
     name: str  # the request id that the client sees
@@ -32,8 +32,7 @@ class Prompt:
         return len(self.ids) // 4
 
 
-@dataclass(eq=False, slots=True)
-class Generation:
+class Generation(msgspec.Struct, eq=False):
     rid: int  # the number under which the other processes know it
     name: str  # the client's name for it
     index: int  # among all choices of the HTTP request

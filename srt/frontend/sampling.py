@@ -52,8 +52,7 @@ def seeds(random_seed: int | None, counts: Iterable[int]) -> Iterator[int]:
         yield mix_seed(random_seed, count)
 
 
-@dataclass(frozen=True)
-class LogprobWish:
+class LogprobWish(NamedTuple):
     """Numbers are of alternatives beside each token; -1 wants none at all."""
 
     output: int = -1
@@ -65,8 +64,7 @@ class LogprobWish:
 NO_LOGPROBS_WANTED = LogprobWish()
 
 
-@dataclass(frozen=True)
-class SamplingDefaults:
+class SamplingDefaults(NamedTuple):
     """What a request means that does not say."""
 
     temperature: float = 1.0
@@ -78,7 +76,7 @@ class SamplingDefaults:
     @classmethod
     def of_model(cls, generation_config: dict[str, Any]) -> SamplingDefaults:
         """RequestError for a generation_config.json whose values no request could have."""
-        given = {name: generation_config.get(name) for name in cls.__dataclass_fields__}
+        given = {name: generation_config.get(name) for name in cls._fields}
         request = msgspec.convert({k: v for k, v in given.items() if v is not None}, NativeSampling, strict=False)
         if request.top_k == 0:  # transformers' way to keep all
             request.top_k = -1
