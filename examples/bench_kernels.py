@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from srt.kernels import decode_inputs
 from srt.kernels.activation import silu_and_mul
 from srt.kernels.linear import MOST_TOKENS, small_batch_linear
-from srt.kernels.norm import add_rms_norm, rms_norm
+from srt.kernels.norm import rms_norm
 from srt.kernels.rope import rotate_and_store
 from srt.kernels.sampling import gumbel_argmax
 from srt.kernels.swiglu_product import swiglu_linear
@@ -127,9 +127,10 @@ def layer(shapes: Shapes, rows: int) -> Iterator[Case]:
         return q.view(rows, -1)
 
     def apart(i: int) -> None:
-        attended = rotate(F.linear(add_rms_norm(residual, residual, scale, EPS), weights["qkv"][i]))
-        normed = add_rms_norm(F.linear(attended, weights["o"][i]), residual, scale, EPS)
-        F.linear(silu_and_mul(F.linear(normed, weights["gate_up"][i])), weights["down"][i])
+        attended = rotate(F.linear(rms_norm(residual, scale, EPS), weights["qkv"][i]))
+        residual.addmm_(attended, weights["o"][i].T)
+        gate_up = F.linear(rms_norm(residual, scale, EPS), weights["gate_up"][i])
+        residual.addmm_(silu_and_mul(gate_up), weights["down"][i].T)
 
     def fused(i: int) -> None:
         attended = rotate(small_batch_linear(residual, weights["qkv"][i], norm=(scale, EPS)))
@@ -147,8 +148,8 @@ def layer(shapes: Shapes, rows: int) -> Iterator[Case]:
 
 
 def others(shapes: Shapes, rows: int) -> Iterator[Case]:
-    x, residual, scale = randn(rows, shapes.hidden), randn(rows, shapes.hidden), randn(shapes.hidden)
-    yield "add_rms_norm", 8 * x.numel(), lambda _: add_rms_norm(x, residual, scale, EPS), 1
+    x, scale = randn(rows, shapes.hidden), randn(shapes.hidden)
+    yield "rms_norm", 4 * x.numel(), lambda _: rms_norm(x, scale, EPS), 1
 
     gate_up = randn(rows, 2 * shapes.intermediate)
     yield "silu_and_mul", 3 * gate_up.numel(), lambda _: silu_and_mul(gate_up), 1

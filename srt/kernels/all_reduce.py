@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 
 from srt.kernels.launch import LAUNCH, follow, warps_for
+from srt.kernels.norm import normalised
 
 EMPTY = tl.constexpr(-1)
 INSTEAD = tl.constexpr(0x7FFF)
@@ -150,8 +151,8 @@ def _add_parts(
             total += part.to(x.dtype.element_ty, bitcast=True).to(tl.float32)
     tl.store(place, total.to(x.dtype.element_ty), mask=inside)
     if norm is not None:
-        scale = 1.0 / tl.sqrt(tl.sum(total * total, axis=0) / D + eps)
-        tl.store(normed + row.to(tl.int64) * D + d, (total * scale * weight).to(x.dtype.element_ty), mask=inside)
+        y = normalised(total, weight, eps, D)
+        tl.store(normed + row.to(tl.int64) * D + d, y.to(x.dtype.element_ty), mask=inside)
     tl.debug_barrier()  # all of the program have read which half this is
     tl.store(halves + row, 1 - half)
 

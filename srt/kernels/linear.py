@@ -61,7 +61,7 @@ def small_batch_linear(
     return y_NO
 
 
-def norms(num_tokens: int, num_outputs: int, num_inputs: int) -> bool:
+def takes_norm(num_tokens: int, num_outputs: int, num_inputs: int) -> bool:
     """Whether the norm is part of such a product and no launch of its own."""
     return rows_of(num_tokens, num_outputs, num_inputs) is not None
 

@@ -63,7 +63,7 @@ class Linear:
         `gated`: the outputs are a gate and what it gates, and SwiGLU makes half as many of them.
         """
         if self._streams(len(residual_NI)):
-            if self._kernels.norms(len(residual_NI), *self.weight_OI.shape):
+            if self._kernels.takes_norm(len(residual_NI), *self.weight_OI.shape):
                 self._context.parallel.all_reduce(residual_NI)
                 x_NI, normed_by = residual_NI, (norm.weight_D, norm.eps)
             else:

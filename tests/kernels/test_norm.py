@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from srt.kernels.norm import add_rms_norm, rms_norm
+from srt.kernels.norm import rms_norm
 
 SHAPES = [(1, 64), (3, 576), (5, 1024), (2, 4096), (4, 5120)]
 EPS = 1e-5
@@ -26,16 +26,6 @@ def test_rms_norm(shape, dtype, device, random):
     x, weight = draw(shape, device, random, dtype)
     expected = formula(x, weight)
     torch.testing.assert_close(rms_norm(x, weight, EPS).float(), expected.to(dtype).float(), rtol=8e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_add_rms_norm(shape, device, random):
-    x, weight = draw(shape, device, random, torch.bfloat16)
-    residual, _ = draw(shape, device, random, torch.bfloat16)
-    total = x.float() + residual.float()
-    y = add_rms_norm(x, residual, weight, EPS)
-    torch.testing.assert_close(residual.float(), total, rtol=8e-3, atol=1e-5)
-    torch.testing.assert_close(y.float(), formula(total, weight), rtol=8e-3, atol=1e-5)
 
 
 def test_rows_of_a_wider_tensor(device, random):
