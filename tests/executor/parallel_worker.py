@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ def main(folder: Path, rank: int, size: int) -> None:
         result = generate(ModelConfig(**fields), weights, ranks.context)
         torch.save(result, path.with_suffix(f".rank{rank}"))
     ranks.close()
+    os._exit(0)  # as ranks do: threads of gloo's may be busy yet
 
 
 def generate(config: ModelConfig, weights: dict[str, torch.Tensor], parallel: ParallelContext) -> dict[str, object]:

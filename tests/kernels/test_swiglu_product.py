@@ -51,5 +51,6 @@ def test_wins_where_it_was_measured_to(monkeypatch):
     device = torch.device("cpu")
     assert all(wins(num_tokens, 14336, device) for num_tokens in (128, 256, 640, 768, 1024, 2048, 4096, 8192))
     assert not any(wins(num_tokens, 14336, device) for num_tokens in (72, 160, 192, 320))
+    assert not any(wins(num_tokens, 7168, device) for num_tokens in (128, 256))
     assert all(wins(num_tokens, 3072, device) for num_tokens in (640, 2048, 4096))
     assert not any(wins(num_tokens, 3072, device) for num_tokens in (72, 128, 256, 384, 768))
