@@ -41,7 +41,10 @@ INSTEAD = tl.constexpr(0x7FFF)
 """No number either, in bfloat16 as in float16."""
 
 MOST_ROWS = 1024
-"""Over all ranks. A rank sends its rows to each other one, so with more ranks NCCL wins earlier."""
+"""Over all ranks. A rank sends its rows to each other one, so with more ranks NCCL wins earlier.
+
+On two H200, rows of 4,096: 1 takes 2.6 us and NCCL's sum 7.3, 16 3.7 and 8.2, 256 9.7 and 28.4, 512 15.6 and 33.6.
+"""
 
 
 @dataclass(frozen=True)
