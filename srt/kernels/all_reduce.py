@@ -6,7 +6,8 @@ rank has the same bits. A norm of the sum costs nothing more.
 
 What is sent tells itself when it is there. A place that waits for a number holds `EMPTY`, one of the bit patterns that
 are no number; who sends that sends another one. Numbers are 16 bits wide and a GPU writes no part of one, so it does
-not matter in which order they arrive. The reader puts `EMPTY` back.
+not matter in which order they arrive. They arrive in the L2 of the reader's GPU, past which no volatile load looks. The
+reader puts `EMPTY` back.
 
 A row has places for each rank in two halves, used in turn. So what is sent meets a place that was read and emptied:
 
@@ -167,7 +168,7 @@ def places_at(address):
 
 @triton.jit
 def receive(places, inside):
-    """Volatile: each look is at the memory itself."""
+    """The bits, once none of them is missing."""
     bits = tl.load(places, mask=inside, other=0, volatile=True)
     while tl.max((bits == EMPTY).to(tl.int32), axis=0) == 1:
         bits = tl.load(places, mask=inside, other=0, volatile=True)
