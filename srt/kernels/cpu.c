@@ -207,22 +207,22 @@ static void rotate(const Rotate *a)
 }
 
 /* Each token's keys and values, `width` elements, to its slot. What float16 is too narrow for becomes its largest
- * number: if it were infinite, it would spoil tokens before it, which others share, since 0 times it is no number. */
+ * number, and so does NaN; in float32 that is 2^64, next to which the weight of a masked position, 2^-126, is nothing.
+ * Otherwise they would spoil tokens before them, which others share, since 0 times infinity is no number. */
 static void store(int half, const float *kv, long stride, const int64_t *slots, long tokens, long width, void *cache)
 {
-    const __m256 most = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
-    for (long n = 0; n < tokens; n++) {
-        const float *from = kv + n * stride;
-        if (!half) {
-            memcpy((float *)cache + slots[n] * width, from, (size_t)width * sizeof(float));
-            continue;
-        }
-        uint16_t *to = (uint16_t *)cache + slots[n] * width;
+    float bound = half ? 65504.0f : 0x1p64f;
+    const __m256 most = _mm256_set1_ps(bound), least = _mm256_set1_ps(-bound);
+    for (long n = 0; n < tokens; n++)
         for (long i = 0; i < width; i += 8) {
-            __m256 value = _mm256_max_ps(_mm256_min_ps(_mm256_loadu_ps(from + i), most), least);
-            _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+            long at = slots[n] * width + i;
+            __m256 value = _mm256_min_ps(_mm256_loadu_ps(kv + n * stride + i), most); /* of NaN and b, min makes b */
+            value = _mm256_max_ps(value, least);
+            if (half)
+                _mm_storeu_si128((__m128i *)((uint16_t *)cache + at), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+            else
+                _mm256_storeu_ps((float *)cache + at, value);
         }
-    }
 }
 
 typedef struct {
