@@ -70,6 +70,8 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
     # Threads of OpenMP, which torch multiplies with, by default spin for milliseconds when a kernel is over, in which
     # they keep the threads of our own kernels from running.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # What torch's profiler imports makes this folder at once, though nothing is compiled into it.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", spec.endpoints.folder)
     if spec.config.ranks_per_host > 1:
         _share_cores(spec.config)
     if spec.config.device == "cuda":

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from server_harness import PATIENCE, Server, running, wait_until
@@ -51,6 +52,13 @@ def test_a_signal_shows_where_a_process_is_and_it_goes_on(server: Server, title:
     os.kill(server.pid_of(title), signal.SIGUSR1)
     wait_until(lambda: "most recent call first" in server.log and said in server.log, PATIENCE, lambda: server.log)
     server.generate("Still there", 2)
+
+
+def test_a_profile_leaves_its_trace_and_nothing_else(server: Server, tmp_path: Path) -> None:
+    assert server.post("/start_profile", {"output_dir": str(tmp_path), "num_steps": 2}).status == 200
+    server.generate("Where is the time", 4)
+    wait_until(lambda: any(tmp_path.glob("*.trace.json.gz")), PATIENCE, lambda: server.log)
+    assert [name for name in server.leftovers() if not name.startswith("lockstep-")] == []
 
 
 @pytest.mark.slow
