@@ -148,7 +148,7 @@ def _request(generation: Generation) -> list[Any]:
 class _Processes:
     """The house's, and what they use."""
 
-    REFRESH = 10.0  # seconds after which it is looked for new ones
+    REFRESH = 60.0  # seconds after which it is looked for new ones
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[psutil.Process, str]] = {}  # with its title
