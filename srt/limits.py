@@ -6,6 +6,7 @@ The frontend refuses with these formulas what admission could never serve, so no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Limits:
     pool_tokens: int
     page_size: int
 
-    @property
+    @cached_property
     def max_total_tokens(self) -> int:
         """The largest prompt + output that the context and an otherwise empty pool hold."""
         pool_pages = self.pool_tokens // self.page_size

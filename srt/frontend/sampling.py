@@ -108,18 +108,18 @@ class SamplingSpec:
 
     def resolve_max_new_tokens(self, prompt_tokens: int, limits: Limits) -> int:
         """RequestError if prompt and output can never fit."""
-        self._check_prompt_logprobs(prompt_tokens)
+        if self.prompt_logprobs >= 0:
+            self._check_prompt_logprobs(prompt_tokens)
         room = limits.max_new_tokens(prompt_tokens)
         wanted = self.max_new_tokens
         if wanted is None:
             wanted = max(1, room if self.default_max_new_tokens is None else min(room, self.default_max_new_tokens))
-        if refusal := limits.refusal(prompt_tokens, max(1, wanted)):  # the draw behind the prompt is made, then dropped
-            raise RequestError(refusal, code="context_length_exceeded")
+        drawn = wanted or 1  # the draw behind the prompt is made, then dropped
+        if drawn > room:
+            raise RequestError(limits.refusal(prompt_tokens, drawn), code="context_length_exceeded")
         return wanted
 
     def _check_prompt_logprobs(self, prompt_tokens: int) -> None:
-        if self.prompt_logprobs < 0:
-            return
         start = self.fields["prompt_logprobs_start"]
         if start > prompt_tokens:
             raise _fault("logprob_start_len", f"must not exceed the prompt's {prompt_tokens} tokens")
