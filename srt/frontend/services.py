@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -70,7 +71,7 @@ class Services:
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     created: int = field(default_factory=lambda: int(time.time()))
 
-    @property
+    @cached_property
     def max_body(self) -> int:
         return self.config.max_body_size or max(1 << 20, BYTES_PER_TOKEN * self.limits.context_length)
 
@@ -137,8 +138,11 @@ class Services:
         """A body that says it is too big is refused before it is read."""
         if (request.content_length or 0) > self.max_body:
             raise too_big(self.max_body)
-        if request.content.is_eof():
-            return await request.read()
+        if request.content.is_eof():  # it is all here, and need not be awaited
+            raw = request.content.read_nowait()
+            if len(raw) > self.max_body:
+                raise too_big(self.max_body)
+            return raw
         try:
             return await asyncio.wait_for(request.read(), BODY_SECONDS)
         except asyncio.TimeoutError:
