@@ -186,17 +186,18 @@ class TokenizerManager:
         return None if self._max_queued is None else self._max_running * len(self.leaders) + self._max_queued
 
     def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
-        self.check_open()
-        total = sum(prompt.spec.n for prompt in prompts)
+        total = sum([prompt.spec.n for prompt in prompts])
         if total > MAX_GENERATIONS:
             raise RequestError(f"One request takes at most {MAX_GENERATIONS} choices, not {total}.", param="n")
         lengths = [prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits) for prompt in prompts]
-        self._check_names(prompts)
+        given = _given_names(prompts)
+        if len(set(given)) < len(given) or not self._names.isdisjoint(given):
+            raise _duplicate_name()
         if not self.tally.take(total, None if probe else self._most):
             raise _queue_full()
         try:
-            self.check_open()  # again: whoever closes the door looks for requests behind it, and must not miss these
-            if not self.tally.take_names(_given_names(prompts)):
+            self.check_open()  # only now: whoever closes the door looks for requests behind it, and must not miss these
+            if not self.tally.take_names(given):
                 raise _duplicate_name()
         except RequestError:
             self.tally.give(total)
@@ -223,12 +224,6 @@ class TokenizerManager:
                     NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority, prompt.grammar)
                 )
         return generations
-
-    def _check_names(self, prompts: Sequence[Prompt]) -> None:
-        names = _names_of(prompts)
-        batches = [prompt.batch for prompt in prompts if prompt.batch is not None]
-        if len(set(names)) < len(names) or any(name in self._names for name in names + batches):
-            raise _duplicate_name()
 
     def _release(self, generations: Sequence[Generation]) -> None:
         now = time.monotonic()
@@ -327,13 +322,6 @@ class TokenizerManager:
                     self.metrics.prompt(generation)
 
 
-def _names_of(prompts: Sequence[Prompt]) -> list[str]:
-    """Of the prompts and of their choices."""
-    names = [prompt.name for prompt in prompts]
-    names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
-    return names
-
-
 def _begins_with(name: str, beginning: str) -> bool:
     """A beginning ends where a word does: whoever aborts `job1` means `job1_0` too, but not `job10`."""
     rest = name[len(beginning) :]
@@ -341,11 +329,14 @@ def _begins_with(name: str, beginning: str) -> bool:
 
 
 def _given_names(prompts: Sequence[Prompt]) -> list[str]:
-    """Those that follow from what a client has chosen. Nobody can guess the others, so they need no guard."""
-    if not any(prompt.is_named for prompt in prompts):
+    """Of the prompts, their choices and their batch, if a client has chosen them, which it does for all prompts of a
+    request or for none. Nobody can guess the others, so they need no guard."""
+    first = prompts[0]
+    if not first.is_named:
         return []
-    batches = [prompt.batch for prompt in prompts if prompt.batch is not None]
-    return list(dict.fromkeys(_names_of(prompts) + batches))
+    names = [prompt.name for prompt in prompts]
+    names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
+    return names if first.batch is None else [*names, first.batch]
 
 
 def _duplicate_name() -> RequestError:
