@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -41,9 +42,18 @@ class ChatFormat:
         self._texts = services.texts
         self._eos = services.model.eos_token_ids
         self._begun: dict[int, ChatAnswer] = {}  # by index
-        self._head = self._envelope.head + b'{"index":'
-        self._rest = b',"logprobs":null,"finish_reason":null}' + self._envelope.rest
-        self._plain_rest = b"}" + self._rest
+
+    @cached_property
+    def _head(self) -> bytes:
+        return self._envelope.head + b'{"index":'
+
+    @cached_property
+    def _rest(self) -> bytes:
+        return b',"logprobs":null,"finish_reason":null}' + self._envelope.rest
+
+    @cached_property
+    def _plain_rest(self) -> bytes:
+        return b"}" + self._rest
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -47,13 +48,26 @@ class Envelope:
         self._timeline = timeline
         self.continuous_usage = bool(options and options.continuous_usage_stats)
         self._include_usage = bool(options and options.include_usage)
-        base = {"id": name, "object": answer_object, "created": int(time.time()), "model": model_name}
-        self._answer_base, self._chunk_base = base, {**base, "object": chunk_object}
-        encoded = b"data: " + msgspec.json.encode(self._chunk_base)[:-1]
-        self._usage_head = encoded + b',"choices":[],"usage":'
-        # A chunk without usage is its head, the choice as JSON, and its rest: there is no quicker way to write one.
-        self.head = encoded + b',"choices":['
-        self.rest = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+        self._answer_base = {"id": name, "object": answer_object, "created": int(time.time()), "model": model_name}
+        self._chunk_object = chunk_object
+
+    # A chunk without usage is its head, the choice as JSON, and its rest: there is no quicker way to write one.
+
+    @cached_property
+    def head(self) -> bytes:
+        return self._encoded + b',"choices":['
+
+    @property
+    def rest(self) -> bytes:
+        return b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+
+    @cached_property
+    def _chunk_base(self) -> dict[str, Any]:
+        return {**self._answer_base, "object": self._chunk_object}
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        return b"data: " + msgspec.json.encode(self._chunk_base)[:-1]
 
     def ended(self, choice: dict[str, Any], generation: Generation) -> dict[str, Any]:
         """The choice, with its timeline if that is wanted."""
@@ -78,20 +92,26 @@ class Envelope:
     def tail(self, generations: Sequence[Generation]) -> bytes:
         if not self._include_usage:
             return b""
-        return b"%b%b}\n\n" % (self._usage_head, msgspec.json.encode(usage(generations)))
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._encoded, msgspec.json.encode(usage(generations)))
 
 
 def usage(generations: Sequence[Generation]) -> dict[str, Any]:
     """Each prompt counts once, and as much of it as its first choice found in the cache."""
-    prompts = {generation.prompt.name: generation for generation in reversed(generations)}.values()
-    prompt_tokens = sum(first.prompt.num_tokens for first in prompts)
-    completion_tokens = sum(generation.completion_tokens for generation in generations)
+    prompt_tokens = cached_tokens = completion_tokens = reasoning_tokens = 0
+    prompt = None
+    for generation in generations:
+        if generation.prompt is not prompt:  # whose choices stand together
+            prompt = generation.prompt
+            prompt_tokens += prompt.num_tokens
+            cached_tokens += generation.cached_tokens
+        completion_tokens += generation.completion_tokens
+        reasoning_tokens += generation.reasoning_tokens
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(first.cached_tokens for first in prompts)},
-        "reasoning_tokens": sum(generation.reasoning_tokens for generation in generations),
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "reasoning_tokens": reasoning_tokens,
     }
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -106,9 +107,15 @@ class CompletionFormat:
         self._with_logprobs = body.logprobs is not None
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._offsets: dict[Generation, int] = {}  # characters of the tokens that were shown; of those that have begun
-        self._head = self._envelope.head + b'{"index":'
+
+    @cached_property
+    def _head(self) -> bytes:
+        return self._envelope.head + b'{"index":'
+
+    @cached_property
+    def _plain_rest(self) -> bytes:
         rest = b',"logprobs":null,"finish_reason":null,"matched_stop":null,"stop_reason":null}'
-        self._plain_rest = rest + self._envelope.rest
+        return rest + self._envelope.rest
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
         choices = []
