@@ -205,13 +205,13 @@ _plain = attrgetter(*_Plain._fields[:-3])
 def _spec(request: SamplingFields, vocab_size: int, **rest: Any) -> SamplingSpec:
     """Many requests are equal in this, and checking takes longer than finding what came of it before."""
     if request.logit_bias is None and request.stop is None and request.stop_token_ids is None:
-        return _plain_spec(_Plain(*_plain(request)), vocab_size, **rest)
+        return _plain_spec(_plain(request), vocab_size, **rest)
     return _checked_spec(request, vocab_size, **rest)
 
 
 @functools.lru_cache(1024)
-def _plain_spec(request: _Plain, vocab_size: int, **rest: Any) -> SamplingSpec:
-    return _checked_spec(request, vocab_size, **rest)
+def _plain_spec(values: tuple, vocab_size: int, **rest: Any) -> SamplingSpec:
+    return _checked_spec(_Plain(*values), vocab_size, **rest)
 
 
 def _checked_spec(

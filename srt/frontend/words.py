@@ -171,9 +171,9 @@ class Words:
 
 def prompt_texts_or_ids(raw: msgspec.Raw, param: str, vocab_size: int) -> tuple[list[str], list[Ids], bool]:
     """Reads str | [str] | [int] | [[int]]: (texts, [], is_list) or ([], prompts, is_list). Else RequestError."""
-    shape = b"".join(_SHAPE.match(memoryview(raw)).groups())
-    if shape == b'"':
+    if memoryview(raw)[:1] == b'"':
         return [_read(raw, str, param)], [], False
+    shape = b"".join(_SHAPE.match(memoryview(raw)).groups())
     if shape == b'["':
         texts = _read(raw, list[str], param)
         check_number(len(texts), param)

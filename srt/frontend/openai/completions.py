@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -144,17 +144,18 @@ class CompletionFormat:
 
     def _best(
         self, generations: Sequence[Generation], answers: Sequence[TextDelta]
-    ) -> Iterator[tuple[Generation, TextDelta]]:
+    ) -> list[tuple[Generation, TextDelta]]:
         """Of each prompt's choices the likeliest per token, if more were made than are wanted."""
         pairs = list(zip(generations, answers, strict=True))
         if len(pairs) == 1:
-            yield from pairs
-            return
+            return pairs
+        best: list[tuple[Generation, TextDelta]] = []
         for _, of_prompt in itertools.groupby(pairs, key=lambda pair: pair[0].prompt.name):
             choices = list(of_prompt)
             if len(choices) > self._num_choices:
                 choices.sort(key=lambda pair: -_mean_logprob(pair[1]))
-            yield from choices[: self._num_choices]
+            best += choices[: self._num_choices]
+        return best
 
     def _content(self, generation: Generation, delta: TextDelta) -> dict[str, Any]:
         """Text and logprobs, behind those of the prompt if this is the first of a choice and they are echoed."""
