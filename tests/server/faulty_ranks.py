@@ -115,10 +115,10 @@ def act_order(faulty: Faulty) -> None:
     """From here on decode rows stand in the order of a set of strings."""
     batch_of = Planner._batch
 
-    def unordered(planner: Planner, requests: list, lengths: list, num_decode: int, opened: list) -> ScheduleBatch:
+    def unordered(planner: Planner, requests: list, lengths: list, num_decode: int, *rest: Any) -> ScheduleBatch:
         named = {f"request {request.rid}": request for request in requests[:num_decode]}
         requests[:num_decode] = [named[name] for name in {*named}]
-        return batch_of(planner, requests, lengths, num_decode, opened)
+        return batch_of(planner, requests, lengths, num_decode, *rest)
 
     Planner._batch = unordered
 
@@ -126,23 +126,23 @@ def act_order(faulty: Faulty) -> None:
 def act_eviction(faulty: Faulty) -> None:
     """From here on a clock says which leaf is the oldest."""
 
-    def oldest(order: eviction.EvictionOrder) -> Any:
+    def first(order: eviction.EvictionOrder) -> Any:
         leaves = [node for node in order._nodes.values() if not node.children]
-        return leaves[time.monotonic_ns() // 1000 % len(leaves)]
+        return leaves[time.monotonic_ns() // 1000 % len(leaves)] if leaves else None
 
-    eviction.EvictionOrder.oldest = oldest
+    eviction.EvictionOrder.first = first
 
 
 def act_rows(faulty: Faulty) -> None:
     """One decode row is left out once, so that the ranks' next collective has unequal sizes."""
     batch_of = Planner._batch
 
-    def without_one(planner: Planner, requests: list, lengths: list, num_decode: int, opened: list) -> ScheduleBatch:
+    def without_one(planner: Planner, requests: list, lengths: list, num_decode: int, *rest: Any) -> ScheduleBatch:
         if num_decode < 2:
-            return batch_of(planner, requests, lengths, num_decode, opened)
+            return batch_of(planner, requests, lengths, num_decode, *rest)
         Planner._batch = batch_of
         del requests[0], lengths[0]
-        return batch_of(planner, requests, lengths, num_decode - 1, opened)
+        return batch_of(planner, requests, lengths, num_decode - 1, *rest)
 
     Planner._batch = without_one
 
