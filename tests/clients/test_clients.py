@@ -11,50 +11,31 @@ import json
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 import pytest
 import torch
+from clients import environments
 from server import reference_model
 from server.server_harness import Server
 
-from srt.model_files import ModelFiles, cache_folder
+from srt.model_files import ModelFiles
 from srt.tokenization import Tokenizer
 
-INSTALL_SECONDS = 600
 RUN_SECONDS = 300
 
 INSTALLED = ("openai", "instructor")
 OF_THEIR_OWN = ("langchain", "litellm", "anthropic", "sglang", "aiperf")
-# Client -> what it is installed as.
-REQUIREMENTS = {
-    "langchain": ["langchain-openai"],
-    "litellm": ["litellm"],
-    "anthropic": ["anthropic"],
-    "lm_eval": ["lm-eval[api]", "transformers"],
-    "sglang": ["aiohttp", "ipython", "msgspec", "numpy", "pybase64", "pydantic", "requests", "tqdm"],  # of its language
-    "aiperf": ["aiperf"],
-}
-# The same, but without what it wants beside.
-ALONE = {"sglang": "sglang==0.5.23"}
 
 
 def interpreter(client: str) -> str:
-    """Of the client's environment. pytest.skip where there is none and none can be made."""
+    """That has the client. pytest.skip where none can be made."""
     if client in INSTALLED:
         return sys.executable
-    folder = cache_folder() / "clients" / client
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        venv.create(folder, clear=True, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
-        for packages in (REQUIREMENTS[client], *([["--no-deps", ALONE[client]]] if client in ALONE else [])):
-            done = subprocess.run([*command, *packages], capture_output=True, text=True, timeout=INSTALL_SECONDS)
-            if done.returncode:
-                pytest.skip(f"{client} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-        (folder / "complete").touch()
-    return str(python)
+    try:
+        return environments.interpreter(client)
+    except environments.NotInstalledError as error:
+        pytest.skip(f"{client} cannot be installed: {error}")
 
 
 def run(client: str, *arguments: str) -> str:
