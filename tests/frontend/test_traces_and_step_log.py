@@ -90,12 +90,20 @@ def test_who_says_that_it_is_not_sampled_is_not():
     collector = Collector()
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     tracer = Tracer(f"http://127.0.0.1:{collector.server_address[1]}/v1/traces")
-    for number, flags in ((1, "00"), (2, "01"), (3, "00")):
-        tracer.ended(Timeline(Arrival(5.0)), f"00-{number:032x}-{7:016x}-{flags}", {})
+    for number, flags in ((1, "00"), (2, "01"), (3, "00"), (4, "01")):
+        timeline = Timeline(Arrival(float(number)))
+        timeline.parsed, timeline.written = number + number / 8, number + 0.75
+        tracer.ended(timeline, f"00-{number:032x}-{7:016x}-{flags}", {})
     tracer.close(60)
     collector.shutdown()
     collector.server_close()
-    assert [int(span.trace_id.hex(), 16) for span in collector.spans] == [2]
+    lengths = {}
+    for span in collector.spans:
+        seconds = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+        lengths.setdefault(int(span.trace_id.hex(), 16), {})[span.name] = seconds
+    assert lengths == {
+        number: pytest.approx({"request": 0.75, "parse": number / 8, "write": 0.75 - number / 8}) for number in (2, 4)
+    }
 
 
 def test_who_leaves_has_a_span_up_to_then(tmp_path):
