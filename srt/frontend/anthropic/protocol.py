@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from srt.frontend.protocol import ABSENT
+from srt.frontend.protocol import Ignored
 
 
 class Block(msgspec.Struct):
@@ -57,10 +57,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     thinking: Thinking | None = None
 
     # without effect here
-    cache_control: msgspec.Raw = ABSENT
-    context_management: msgspec.Raw = ABSENT
-    mcp_servers: msgspec.Raw = ABSENT
-    output_config: msgspec.Raw = ABSENT
+    cache_control: Ignored = msgspec.UNSET
+    context_management: Ignored = msgspec.UNSET
+    mcp_servers: Ignored = msgspec.UNSET
+    output_config: Ignored = msgspec.UNSET
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -75,7 +75,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
 
-    container: msgspec.Raw = ABSENT
-    inference_geo: msgspec.Raw = ABSENT
-    metadata: msgspec.Raw = ABSENT
-    service_tier: msgspec.Raw = ABSENT
+    container: Ignored = msgspec.UNSET
+    inference_geo: Ignored = msgspec.UNSET
+    metadata: Ignored = msgspec.UNSET
+    service_tier: Ignored = msgspec.UNSET

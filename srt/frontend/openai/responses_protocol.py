@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from srt.frontend.protocol import ABSENT
+from srt.frontend.protocol import Ignored
 
 
 class ContentPart(msgspec.Struct):
@@ -80,10 +80,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt: Any = None
 
     # without effect here
-    include: msgspec.Raw = ABSENT
-    prompt_cache_key: msgspec.Raw = ABSENT
-    prompt_cache_retention: msgspec.Raw = ABSENT
-    request_id: msgspec.Raw = ABSENT
-    safety_identifier: msgspec.Raw = ABSENT
-    service_tier: msgspec.Raw = ABSENT
-    user: msgspec.Raw = ABSENT
+    include: Ignored = msgspec.UNSET
+    prompt_cache_key: Ignored = msgspec.UNSET
+    prompt_cache_retention: Ignored = msgspec.UNSET
+    request_id: Ignored = msgspec.UNSET
+    safety_identifier: Ignored = msgspec.UNSET
+    service_tier: Ignored = msgspec.UNSET
+    user: Ignored = msgspec.UNSET
