@@ -163,8 +163,7 @@ def marks_seconds(requests: int = 20_000) -> float:
 
 
 def mean_cpu(runs: Sequence[Run]) -> dict[str, float]:
-    by_process = zip(*(run.cpu.values() for run in runs), strict=True)
-    return {name: round(statistics.mean(values), 2) for name, values in zip(runs[0].cpu, by_process, strict=True)}
+    return {name: round(statistics.mean([run.cpu.get(name, 0.0) for run in runs]), 2) for name in runs[-1].cpu}
 
 
 @contextlib.contextmanager
@@ -183,7 +182,7 @@ def measure(server: Server, concurrency: int, rounds: int, seed: int, is_watched
     rate, page = uvloop.run(looked_at(*arguments, collector)) if is_watched else (uvloop.run(load(*arguments, {})), [])
     tokens = concurrency * rounds * OUTPUT_LEN
     used = cpu_seconds(server.pid).items()
-    return Run(rate, {title: (seconds - before[title]) / tokens * 1e6 for title, seconds in used}, page)
+    return Run(rate, {title: (seconds - before.get(title, 0.0)) / tokens * 1e6 for title, seconds in used}, page)
 
 
 def main() -> None:
