@@ -119,7 +119,7 @@ class Scheduler:
                 case GrammarReady(serial=serial):
                     for rid, fault in self._grammars.ready(serial):
                         if fault:
-                            self._abort(rid, fault, 400)
+                            self._abort(rid, f"The grammar or schema cannot be enforced: {fault}", 400)
                         else:
                             self._wait(self._unready.pop(rid))
                 case AbortRequest(rid=rid, message=reason):

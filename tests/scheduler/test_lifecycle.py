@@ -85,6 +85,7 @@ def test_a_grammar_that_fails_takes_only_those_with_it_who_wanted_it():
     simulation.check()
     finishes = simulation.outlet.finishes
     assert [finishes[rid].status for rid in (1, 2, 3, 4, 5)] == [0, 400, 0, 400, 400]
+    assert finishes[2].message == finishes[4].message == "The grammar or schema cannot be enforced: fails to compile"
 
 
 def test_a_request_that_waits_for_its_grammar_can_be_aborted():
