@@ -224,6 +224,11 @@ def end_at_once_when_stopped() -> None:
     _on_end(signal.SIG_DFL)
 
 
+def end_at_once_when_orphaned() -> None:
+    """For a child that waits there too, for others that end sooner, and that nobody would be left to kill."""
+    signal.signal(ORPHANED, signal.SIG_DFL)
+
+
 def settle() -> None:
     """Once all is loaded, in a process that takes requests: what is there stays, and a request leaves no cycles."""
     gc.collect()

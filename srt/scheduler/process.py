@@ -23,7 +23,7 @@ from srt.board_relay import Mirror
 from srt.cluster.publisher import Publisher
 from srt.config import ServerConfig
 from srt.constrained.manager import GrammarManager
-from srt.process import ChildSpec, Ready, end_at_once_when_stopped, on_dump
+from srt.process import ChildSpec, Ready, end_at_once_when_orphaned, end_at_once_when_stopped, on_dump
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import InboxLog, LoggedDrafter, LoggedExecutor, LoggedGrammars, LoggedIntake, LoggedRecord
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
@@ -67,6 +67,8 @@ def run(spec: ChildSpec, ready: Ready, make_device: MakeDevice) -> None:
     record = RankRecord(board, spec.rank)
     if spec.rank > 0:
         end_at_once_when_stopped()
+    elif board.num_ranks > 1:
+        end_at_once_when_orphaned()  # what it waits for may be a kernel that waits for a rank that has ended
     # Threads of OpenMP, which torch multiplies with, by default spin for milliseconds when a kernel is over, in which
     # they keep the threads of our own kernels from running.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 from shared.test_config import MODEL
 
 from srt.config import ServerConfig
-from srt.process import Child, ChildSpec, Ready
+from srt.process import Child, ChildSpec, Ready, end_at_once_when_orphaned
 from srt.transport import Endpoints
 
 
@@ -19,11 +22,20 @@ def wait_for_the_end(spec: ChildSpec, ready: Ready) -> None:
     time.sleep(1000)
 
 
-async def start(folder: str) -> None:
+def wait_where_no_handler_runs(spec: ChildSpec, ready: Ready) -> None:
+    end_at_once_when_orphaned()
+    Path(spec.endpoints.folder, "pid").write_text(str(os.getpid()))
+    ready({})
+    mutex, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    for _ in range(2):
+        c.pthread_mutex_lock(mutex)
+
+
+async def start(door: str, folder: str) -> None:
     for _ in range(8):
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
     spec = ChildSpec("child", ServerConfig(), Endpoints(folder), MODEL, "", "", "dummy", None)
-    child = await Child.start(f"{__spec__.name}:wait_for_the_end", spec)
+    child = await Child.start(f"{__spec__.name}:{door}", spec)
     await child.ready()
     filled = bytes([1]) * 2**28
     print("ready", flush=True)
@@ -32,4 +44,4 @@ async def start(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(start(sys.argv[1]))
+    asyncio.run(start(*sys.argv[1:]))

@@ -20,22 +20,44 @@ ROOT = Path(__file__).parents[2]
 
 def test_an_abandoned_child_ends_and_tidies_up(tmp_path):
     """Several times, since the kernel may tell the child before the parent's pid is gone."""
+    folders = [tmp_path / str(number) for number in range(4)]
+    abandon("wait_for_the_end", folders)
+    deadline = time.monotonic() + 30
+    while any(folder.exists() for folder in folders):
+        assert time.monotonic() < deadline, "a child left without tidying up"
+        time.sleep(0.01)
+
+
+def test_an_abandoned_child_ends_where_no_handler_runs(tmp_path):
+    abandon("wait_where_no_handler_runs", [tmp_path / "folder"])
+    pid = int((tmp_path / "folder" / "pid").read_text())
+    deadline = time.monotonic() + 30
+    while lives(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def abandon(door, folders):
+    """Kills as many parents as there are folders, once each has a child behind this door."""
     env = os.environ | {"PYTHONPATH": python_path(ROOT, ROOT / "tests")}
-    parents, folders = [], []
-    for number in range(4):
-        folders.append(tmp_path / str(number))
-        folders[-1].mkdir()
-        command = [sys.executable, "-m", "shared.abandoned_child", str(folders[-1])]
+    parents = []
+    for folder in folders:
+        folder.mkdir()
+        command = [sys.executable, "-m", "shared.abandoned_child", door, str(folder)]
         parents.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE))
     for parent in parents:
         parent.stdout.readline()
     for parent in parents:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    deadline = time.monotonic() + 30
-    while any(folder.exists() for folder in folders):
-        assert time.monotonic() < deadline, "a child left without tidying up"
-        time.sleep(0.01)
+
+
+def lives(pid):
+    """Whether it has not ended, whoever has yet to hear of that."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_child_that_was_told_to_stop_has_an_obituary():
