@@ -35,13 +35,15 @@ class KVCache:
         self._host_TSC = list(zeros(host_shape, dtype, device))
 
     def store(self, layer: int, slots_N: torch.Tensor, kv_NSC: torch.Tensor) -> None:
-        """`kv_NSC` holds each token's G keys, then its G values."""
+        """`kv_NSC` holds each token's G keys, then its G values. What is too large, or no number, may change in it."""
         kv_TSC = self._kv_TSC[layer]
         if cpu.serves(kv_TSC.device, self.head_dim):
             cpu.store(kv_TSC, slots_N, kv_NSC)
         else:
-            most = torch.finfo(kv_TSC.dtype).max
-            kv_TSC.index_copy_(0, slots_N, kv_NSC.clamp(-most, most).to(kv_TSC.dtype))
+            # As `cpu.store`, whose source says why; in place, since the first chunk of a prompt attends to these.
+            most = min(torch.finfo(kv_TSC.dtype).max, 2.0**64)
+            kv_NSC.nan_to_num_(most).clamp_(-most, most)
+            kv_TSC.index_copy_(0, slots_N, kv_NSC.to(kv_TSC.dtype))
 
     def copy(self, copies: Copies) -> None:
         """Between the pool and what stands for host memory: on a CPU one is as good as the other."""

@@ -26,8 +26,12 @@ def run(
     *,
     shared: int = 0,
     dtype: torch.dtype = torch.float32,
+    last: float | None = None,
 ):
-    """`rows` are (start, length); all share the slots of the first `shared` positions. Ours, and what it should be."""
+    """`rows` are (start, length); all share the slots of the first `shared` positions. Ours, and what it should be.
+
+    `last`: what the last token's keys and values are.
+    """
     generator = torch.Generator().manual_seed(sum(start for start, _ in rows))
     context = max(start + length for start, length in rows)
     pool = context * len(rows) + 1
@@ -54,6 +58,8 @@ def run(
     num_tokens = int(length.sum())
     q_NHC = torch.randn((num_tokens, HEADS, DIM), generator=generator)
     kv_NSC = torch.randn((num_tokens, 2 * KV_HEADS, DIM), generator=generator)
+    if last is not None:
+        kv_NSC[-1] = last
     batch = ForwardBatch.build(plan, tables)
     ours = TorchNativeBackend(cache).plan(batch)(0, q_NHC, kv_NSC)
 
@@ -113,6 +119,17 @@ def test_what_float16_is_too_narrow_for_becomes_its_largest_number(compiled, mon
     kv_NSC = torch.tensor([3.0, 7e4, -math.inf])[:, None, None].expand(3, 2, DIM).contiguous()
     cache.store(0, torch.tensor([1, 3, 2]), kv_NSC)
     assert cache.layer(0)[:, 0, 0].tolist() == [0, 3, -65504, 65504, 0]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("last", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("start", [0, 6])
+def test_what_is_no_number_does_not_reach_the_tokens_before_it(start, last, dtype, compiled, monkeypatch):
+    monkeypatch.setattr(cpu, "AVAILABLE", compiled and cpu.AVAILABLE)
+    before, _ = run([(start, 40)], 0, dtype=dtype)
+    ours, _ = run([(start, 40)], 0, dtype=dtype, last=last)
+    assert torch.equal(ours[:-1], before[:-1])
 
 
 def test_groups_waste_little_and_hold_every_row_once():

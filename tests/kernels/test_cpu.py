@@ -182,23 +182,6 @@ def test_prefill_does_not_depend_on_where_a_prompt_is_cut(start):
     torch.testing.assert_close(torch.cat([of(0, 7), of(7, 60), of(60, 100)]), of(0, 100), rtol=1e-5, atol=1e-6)
 
 
-@needs_kernels
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_does_not_reach_the_tokens_before_it(bad, dtype):
-    kv, q, bad_token = randn(40, 2, 32), randn(40, 3, 32), 31
-    slots = torch.arange(40, dtype=torch.int32)[None]
-
-    def outputs():
-        cache = torch.zeros(40, 2, 32, dtype=dtype)
-        cpu.store(cache, slots[0].long(), kv)
-        return cpu.prefill(q, cache, slots, *map(torch.tensor, ([0], [40], [40])))
-
-    before = outputs()
-    kv[bad_token] = bad
-    assert torch.equal(outputs()[:bad_token], before[:bad_token])
-
-
 @pytest.fixture
 def threads():
     before = torch.get_num_threads()
