@@ -161,8 +161,8 @@ def test_shared_prefix(server: Server, reference: Reference, check: Any) -> None
 
 
 @pytest.mark.slow
-def test_pages_of_sixteen_and_chunks_of_seven_without_overlap(reference: Reference, check: Any) -> None:
-    flags = ("--page-size", "16", "--chunked-prefill-size", "7", "--disable-overlap-schedule")
+def test_pages_of_sixteen_and_chunks_of_seven(reference: Reference, check: Any) -> None:
+    flags = ("--page-size", "16", "--chunked-prefill-size", "7")
     with running("--dtype", "float32", *flags) as server:
         check(ask_all(server, reference.prompts, reference.steps))
         bodies = ask_all(server, reference.prompts, reference.steps)
