@@ -21,6 +21,7 @@ from srt.executor.cuda_sampler import CudaSampler
 from srt.executor.tables import RowTables
 from srt.kernels import decode_inputs, sampling
 from srt.kernels.decode_attention import BlockTable, Tiling
+from srt.kernels.edits import Masks
 from srt.models.llama import LlamaForCausalLM
 from srt.scheduler.schedule_batch import ScheduleBatch
 
@@ -105,9 +106,15 @@ class DecodeGraphs:
         packed = torch.from_numpy(np.concatenate([each.reshape(-1) for each in inputs])).pin_memory()
         self._inputs[: len(packed)].copy_(packed, non_blocking=True)
 
-    def draw(self, graph: DecodeGraph) -> None:
-        """Launches the choice of every row's token, for rows that want nothing but a temperature."""
-        graph.draw.replay()
+    def draw(self, graph: DecodeGraph, masks: Masks | None) -> None:
+        """Launches the choice of every row's token, for rows that want nothing but a temperature and perhaps a mask.
+
+        The host has time for these few launches: the forward before them still runs.
+        """
+        if masks is None:
+            graph.draw.replay()
+        else:
+            self._draw(graph.size, masks)
 
     def _capture(self, size: int, pool: Any) -> DecodeGraph:
         self._inputs.zero_()
@@ -120,10 +127,7 @@ class DecodeGraphs:
             self._forward(size, shares=True)
 
         def draw() -> None:
-            rows_B, starts_B, _ = self._inputs[: 3 * size].view(3, size)
-            ends_B = starts_B + 1
-            self.tokens_B[:size] = self._sampler.draw(self.logits_BW[:size], rows_B, ends_B)
-            sampling.write_tokens(self.tokens_B[:size], rows_B, ends_B, self._tables.tokens_RP)
+            self._draw(size, None)
 
         return DecodeGraph(
             size,
@@ -148,6 +152,12 @@ class DecodeGraphs:
             part = DecodePart(slice(None), self._table.fill(rows_B, lengths_B, tables.slots_RP, tiling))
         attend = StepAttention(self._attention.cache, positions_B, slots_B, [part])
         self._model.head.of_own(self._model.forward(ids_B, positions_B, attend), self.logits_BW[:size])
+
+    def _draw(self, size: int, masks: Masks | None) -> None:
+        rows_B, starts_B, _ = self._inputs[: 3 * size].view(3, size)
+        ends_B = starts_B + 1
+        self.tokens_B[:size] = self._sampler.draw(self.logits_BW[:size], rows_B, ends_B, masks)
+        sampling.write_tokens(self.tokens_B[:size], rows_B, ends_B, self._tables.tokens_RP)
 
 
 def tokens_of(plan: ScheduleBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -27,15 +27,17 @@ from srt.executor.spare_plan import no_masks, plan_of_spare_slots
 from srt.executor.tables import RowTables
 from srt.executor.upload import upload
 from srt.kernels import sampling
+from srt.kernels.edits import Masks
 from srt.layers.attention import kv_head_range
 from srt.messages import SamplingParams
 from srt.model_config import ModelConfig
 from srt.models.llama import LlamaForCausalLM
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 
+TEMPERATURE_ONLY = SamplingParams(max_new_tokens=1)
 FILTERS_ONLY = SamplingParams(max_new_tokens=1, top_p=0.5)
 EVERYTHING = SamplingParams(max_new_tokens=1, top_p=0.5, logprobs=1, repetition_penalty=2.0, logit_bias=((0, 1.0),))
-"""Kernels differ by whether logits are edited before they are filtered."""
+"""Kernels differ by whether logits are drawn from as they are, filtered, or edited before."""
 
 
 @dataclass
@@ -111,9 +113,15 @@ class CudaRunner:
                 (FILTERS_ONLY, no_masks(num_rows, self._num_tokens)),
                 (EVERYTHING, None),
             ):
-                launched = self.forward(plan_of_spare_slots(num_rows, num_rows // 2, length, wish))
-                self.sample(launched, masks)
-                self.result(launched)
+                self._compute(plan_of_spare_slots(num_rows, num_rows // 2, length, wish), masks)
+        for num_rows in (1, most_rows):
+            plan = plan_of_spare_slots(num_rows, num_rows, 1, TEMPERATURE_ONLY)
+            self._compute(plan, no_masks(num_rows, self._num_tokens))
+
+    def _compute(self, plan: ScheduleBatch, masks: TokenMasks | None) -> None:
+        launched = self.forward(plan)
+        self.sample(launched, masks)
+        self.result(launched)
 
     def forward(self, batch: ScheduleBatch) -> Launched:
         launched = Launched(batch)
@@ -190,17 +198,27 @@ class CudaRunner:
     def _sample(self, launched: Launched, masks: TokenMasks | None) -> Sampled:
         plan, logits_SW = launched.plan, launched.logits_SW
         assert logits_SW is not None
-        only_draws = self._sampler.only_draws(plan, masks)
+        num_sampled = len(logits_SW) if launched.graph is None else launched.graph.size
+        on_device = None if masks is None else self._masks(masks, num_sampled)
+        only_draws = self._sampler.only_draws(plan)
         if launched.graph is not None and only_draws:
             assert self._graphs is not None
-            self._graphs.draw(launched.graph)
+            self._graphs.draw(launched.graph, on_device)
             return Sampled(self._graphs.tokens_B[: plan.num_rows])
         rows_S, positions_S = upload(self._device, plan.sampled_rows, plan.sampled_positions)
         tokens_RP = self._tables.tokens_RP
         if only_draws:
-            sampled = Sampled(self._sampler.draw(logits_SW, rows_S, positions_S))
+            sampled = Sampled(self._sampler.draw(logits_SW, rows_S, positions_S, on_device))
         else:
             logits_SV = self._model.head.of_all(logits_SW)
-            sampled = self._sampler(logits_SV, plan, rows_S, positions_S, tokens_RP, masks)
+            sampled = self._sampler(logits_SV, plan, rows_S, positions_S, tokens_RP, on_device)
         sampling.write_tokens(sampled.tokens_S, rows_S, positions_S, tokens_RP)
         return sampled
+
+    def _masks(self, masks: TokenMasks, num_sampled: int) -> Masks:
+        """They go up beside the forward, which still runs."""
+        with torch.cuda.stream(self._copies):
+            on_device = self._sampler.upload(masks, num_sampled)
+        on_device.bits.record_stream(self._stream)
+        self._stream.wait_stream(self._copies)
+        return on_device

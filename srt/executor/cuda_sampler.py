@@ -1,7 +1,7 @@
 """L4, each rank: the sampler of a GPU: `srt/executor/sampler.py`'s semantics for all rows at once, never waited for.
 
-Most batches want nothing but a temperature: they take `draw`, which a CUDA graph may hold. The others take the kernels
-of edits and filters before.
+Most batches want nothing but a temperature and perhaps a grammar's mask: they take `draw`, which a CUDA graph may hold.
+The others take the kernels of edits and filters before.
 
 Shapes: R table rows, S sampled tokens, V tokens that exist, W of this rank's part of the vocabulary, P positions,
 C parameters, K candidates, M edits.
@@ -18,7 +18,7 @@ import torch
 from srt.executor.logprobs import rate
 from srt.executor.sampler import Sampled
 from srt.executor.sampling_table import SamplingRows, SamplingTable
-from srt.executor.upload import upload, upload_floats
+from srt.executor.upload import upload
 from srt.kernels import sampling
 from srt.kernels.edits import Biases, Masks, Penalties
 from srt.messages import SamplingParams
@@ -58,24 +58,34 @@ class CudaSampler:
         floats = [[getattr(each.sampling, name) for name in FLOATS] for each in opened]
         rows, *integers_C = upload(self._device, *np.array(integers, np.int64).T)
         self._integers_CR[:, rows] = torch.stack(integers_C)
-        self._floats_CR[:, rows] = torch.stack(upload_floats(self._device, *np.array(floats).T))
+        self._floats_CR[:, rows] = torch.stack(upload(self._device, *np.array(floats).T, dtype=torch.float32))
 
     def wishes(self, row: int) -> SamplingParams:
         return self._table.wishes(row)
 
-    def only_draws(self, plan: ScheduleBatch, masks: TokenMasks | None) -> bool:
+    def upload(self, masks: TokenMasks, num_sampled: int) -> Masks:
+        """On the device, on the stream that is current; `num_sampled` may be more than there are."""
+        indices_S = np.full(num_sampled, -1)
+        indices_S[masks.places] = np.arange(len(masks.bits))
+        indices, bits = upload(self._device, indices_S, masks.bits.reshape(-1), dtype=torch.int32)
+        return Masks(indices, bits.view(masks.bits.shape))
+
+    def only_draws(self, plan: ScheduleBatch) -> bool:
         """Whether `draw` is all that these rows want."""
         wanted = self._table.take(plan.sampled_rows)
         more = wanted.penalised | wanted.biased | wanted.filtered | (wanted.logprobs >= 0)
-        return masks is None and not (more | (plan.sampled_positions < wanted.min_end)).any()
+        return not (more | (plan.sampled_positions < wanted.min_end)).any()
 
-    def draw(self, logits_SW: torch.Tensor, rows_S: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:
+    def draw(
+        self, logits_SW: torch.Tensor, rows_S: torch.Tensor, positions_S: torch.Tensor, masks: Masks | None
+    ) -> torch.Tensor:
         """int32 tokens that will stand at `positions_S`: greedy or drawn at the row's temperature.
 
         From the logits of this rank's tokens; each rank tells the others no more than the best of its own.
         """
         temperature_S, seeds_S = self._floats_CR[0, rows_S], self._integers_CR[0, rows_S]
-        best_2S = sampling.best_of_shard(logits_SW, temperature_S, seeds_S, positions_S, self._own_tokens)
+        own = self._own_tokens
+        best_2S = sampling.best_of_shard(logits_SW, temperature_S, seeds_S, positions_S, own, masks=masks)
         if self._parallel.size == 1:
             return best_2S[1].view(torch.int32)
         return sampling.best_of_shards(self._parallel.all_gather(best_2S))
@@ -87,7 +97,7 @@ class CudaSampler:
         rows_S: torch.Tensor,
         positions_S: torch.Tensor,
         tokens_RP: torch.Tensor,
-        masks: TokenMasks | None,
+        masks: Masks | None,
     ) -> Sampled:
         """`logits_SV` has the vocabulary's padding too; `tokens_RP` is the token table, read for penalties."""
         wanted = self._table.take(plan.sampled_rows)
@@ -104,7 +114,7 @@ class CudaSampler:
             min_p_S,
             Penalties(*penalties, rows_S, positions_S, prompt_lens_S, tokens_RP) if wanted.penalised.any() else None,
             self._biases(plan, wanted),
-            None if masks is None else self._masks(len(rows_S), masks),
+            masks,
         )
         if not (wanted.logprobs >= 0).any():
             return Sampled(tokens_S)
@@ -124,10 +134,5 @@ class CudaSampler:
         if not edits:
             return None
         indices_M, ids_M, values_M = (np.array(column) for column in zip(*edits, strict=True))
-        return Biases(*upload(self._device, indices_M, ids_M), *upload_floats(self._device, values_M))
-
-    def _masks(self, num_sampled: int, masks: TokenMasks) -> Masks:
-        indices_S = np.full(num_sampled, -1)
-        indices_S[masks.places] = np.arange(len(masks.bits))
-        indices, bits = upload(self._device, indices_S, masks.bits.reshape(-1))
-        return Masks(indices, bits.int().view(masks.bits.shape))
+        indices_M, ids_M = upload(self._device, indices_M, ids_M)
+        return Biases(indices_M, ids_M, *upload(self._device, values_M, dtype=torch.float32))

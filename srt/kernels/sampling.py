@@ -13,16 +13,17 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from srt.kernels.edits import Biases, Masks, Penalties, edited
+from srt.kernels.edits import Biases, Masks, Penalties, edited, is_allowed
 from srt.kernels.filtering import inverse, least_kept
 from srt.kernels.launch import COMPILED, LAUNCH, follow
 
 BLOCK = 1024
 BLOCKS = 8
+LOWEST = tl.constexpr(-3.0e38)
 PROGRAMS = 2400
 """As many of 4 warps as run at once on a large GPU, about."""
 
-ROWS = ["temperature", "seeds", "positions", "least", "rows", "tokens"]
+ROWS = ["temperature", "seeds", "positions", "least", "indices", "rows", "tokens"]
 """Arguments that come from anywhere in a longer tensor: no variants are compiled for how they are aligned."""
 
 
@@ -50,9 +51,14 @@ def best_of_shard(
     positions_S: torch.Tensor,
     tokens: range,
     least_S: torch.Tensor | None = None,
+    masks: Masks | None = None,
 ) -> torch.Tensor:
-    """What `gumbel_argmax` compares and its token, float32 and int32 in float32 [2, S], from the logits of `tokens`."""
+    """What `gumbel_argmax` compares and its token, float32 and int32 in float32 [2, S], from the logits of `tokens`.
+
+    `masks` are of the whole vocabulary. What one allows is drawn before all else, though it were no number.
+    """
     assert logits_SV.stride(1) == 1
+    assert masks is None or masks.bits.shape[1] * 32 >= tokens.stop
     num_tokens = len(tokens)
     num_rows, device = len(logits_SV), logits_SV.device
     all_blocks = max(triton.cdiv(num_tokens, BLOCK), 1)
@@ -68,9 +74,12 @@ def best_of_shard(
         seeds_S,
         positions_S,
         least_S,
+        masks and masks.indices_S,
+        masks and masks.bits,
         best_SK,
         ids_SK,
         logits_SV.stride(0),
+        masks and masks.bits.stride(0),
         tokens.start,
         num_tokens,
         BLOCKS=blocks,
@@ -171,6 +180,15 @@ def log(x):
     return tl.log(x)
 
 
+@triton.jit
+def masked(x, bits, index, bits_stride, token, num_tokens):
+    """What is allowed is better than all else, though it were no number; an index below 0 allows all as it is."""
+    if index >= 0:
+        allowed = is_allowed(bits, index, bits_stride, token, num_tokens)
+        x = tl.where(allowed, tl.where(x > LOWEST, x, LOWEST), float("-inf"))
+    return x
+
+
 @triton.jit(do_not_specialize_on_alignment=ROWS)
 def _best_of_part(
     logits,
@@ -178,9 +196,12 @@ def _best_of_part(
     seeds,
     positions,
     least,
+    indices,
+    bits,
     best_out,
     ids_out,
     stride,
+    bits_stride,
     first,
     num_tokens,
     BLOCKS: tl.constexpr,
@@ -193,6 +214,9 @@ def _best_of_part(
     t = tl.load(temperature + s)
     low, high = row_key(tl.load(seeds + s), tl.load(positions + s))
     scale = inverse(t)
+    index = tl.full((), -1, tl.int64)
+    if indices is not None:
+        index = tl.load(indices + s).to(tl.int64)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     best_token = token
     for _ in range(BLOCKS):
@@ -202,6 +226,8 @@ def _best_of_part(
             if least is not None:
                 x = tl.where(x >= tl.load(least + s), x, float("-inf"))
             x += gumbel(low, high, first + token)
+        if bits is not None:
+            x = masked(x, bits, index, bits_stride, first + token, first + num_tokens)
         better = x > best  # never, if x is no number
         best = tl.where(better, x, best)
         best_token = tl.where(better, token, best_token)

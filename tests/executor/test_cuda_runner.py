@@ -16,6 +16,7 @@ from tiny_models import VOCAB, hf_model, our_config
 from srt.executor.shape import ExecutorShape
 from srt.messages import SamplingParams
 from srt.models.loader import load_model
+from srt.scheduler.schedule_batch import TokenMasks
 
 pytestmark = pytest.mark.gpu
 
@@ -71,8 +72,8 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def assert_chosen(model, tenant: Tenant, near_tie: float = NEAR_TIE) -> None:
-    """Greedy, or drawn by the documented noise."""
+def assert_chosen(model, tenant: Tenant, near_tie: float = NEAR_TIE, allowed: torch.Tensor | None = None) -> None:
+    """Greedy, or drawn by the documented noise; among what is `allowed`, bool [tokens, vocabulary]."""
     wanted, vocabulary = tenant.sampling, range(VOCAB)
     with torch.inference_mode():
         logits = model(torch.tensor([tenant.tokens], device="cuda")).logits[0, tenant.prompt_len - 1 : -1].cpu()
@@ -81,6 +82,8 @@ def assert_chosen(model, tenant: Tenant, near_tie: float = NEAR_TIE) -> None:
         places = range(tenant.prompt_len, len(tenant.tokens))
         noise = [[reference_noise(wanted.seed, place, token) for token in vocabulary] for place in places]
         scores += wanted.temperature * torch.tensor(noise)
+    if allowed is not None:
+        scores[~allowed] = -torch.inf
     chosen = scores.gather(1, torch.tensor(tenant.output)[:, None])[:, 0]
     lost = (scores.amax(-1) - chosen) / logits.std(-1)
     assert len(tenant.output) > 0
@@ -248,6 +251,40 @@ def test_tokens_are_drawn_by_seed_and_position(graphs):
     driver.generate(tenants, 20)
     for tenant in tenants:
         assert_chosen(model, tenant)
+
+
+@pytest.mark.parametrize("logprobs", [-1, 1])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_masks_of_steps_launched_ahead(graphs, logprobs):
+    """Three of seven rows have masks, new ones at each step; where one wants logprobs, logits are edited."""
+    model = model_of("llama")
+    driver = build(model, graphs=graphs)
+    kinds = [SamplingParams(max_new_tokens=999, temperature=t, seed=5 + row) for row, t in enumerate((0.0, 1.0) * 3)]
+    kinds.append(SamplingParams(max_new_tokens=999, temperature=0.0, logprobs=logprobs))
+    tenants = [driver.tenant(row, prompt_of(9 + 20 * row, seed=row), kind) for row, kind in enumerate(kinds)]
+    driver.step(tenants)
+    places = np.array([1, 2, 4], np.int32)
+    random = np.random.default_rng(2)
+    every_bits = random.integers(-(2**31), 2**31, (60, 3, -(-VOCAB // 32))).astype(np.int32)
+    every_bits &= random.integers(-(2**31), 2**31, every_bits.shape).astype(np.int32)
+    tokens, previous = [], None
+    for bits in every_bits:
+        batch, _ = driver.plan(tenants, 1)
+        current = driver.runner.forward(batch)
+        if previous is not None:
+            tokens.append(driver.runner.result(previous).tokens)
+        driver.runner.sample(current, TokenMasks(places, bits))
+        previous = current
+    tokens.append(driver.runner.result(previous).tokens)
+    for row, tenant in enumerate(tenants):
+        tenant.tokens += [int(step[row]) for step in tokens]
+    allowed = np.unpackbits(every_bits.view(np.uint8), axis=2, bitorder="little")[:, :, :VOCAB].astype(bool)
+    for row, tenant in enumerate(tenants):
+        masks = np.ones((61, VOCAB), bool)
+        if row in places:
+            masks[1:] = allowed[:, places.tolist().index(row)]
+        assert masks[range(61), tenant.output].all()
+        assert_chosen(model, tenant, allowed=torch.from_numpy(masks))
 
 
 def test_filters_penalties_and_logprobs_beside_plain_rows():

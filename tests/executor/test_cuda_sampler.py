@@ -40,6 +40,7 @@ class CudaBench(Bench):
         positions_S = torch.tensor([len(self.rows[row][1]) for row in order], device=self.device)
         with torch.inference_mode():
             logits = logits[order].to(self.device)
+            masks = None if masks is None else self.cuda_sampler.upload(masks, len(order))
             return self.cuda_sampler(logits, plan, rows_S, positions_S, self.tokens_RP, masks)
 
 
@@ -116,5 +117,23 @@ def test_masks_follow_the_samples_not_the_plan_rows(device):
     plan = bench.plan([0, 1, 2], samples=[True, False, True])
     rows_S, positions_S = torch.tensor([0, 2], device=device), torch.tensor([1, 1], device=device)
     logits = torch.arange(64.0, device=device).repeat(2, 1)
-    masks = TokenMasks(np.array([1], np.int32), bits)
+    masks = bench.cuda_sampler.upload(TokenMasks(np.array([1], np.int32), bits), 2)
     assert bench.cuda_sampler(logits, plan, rows_S, positions_S, bench.tokens_RP, masks).tokens_S.tolist() == [63, 5]
+
+
+def test_rows_that_want_a_mask_and_a_temperature_are_drawn_at_once(device):
+    """As the kernels of edits have it."""
+    rows = [(SamplingParams(max_new_tokens=9, seed=row, temperature=row % 3 / 2), [1], 1, ()) for row in range(6)]
+    bench = CudaBench(VOCAB, rows, device)
+    logits = torch.randn((6, VOCAB + 5), generator=torch.Generator().manual_seed(1))
+    logits[:, VOCAB:] = 1000.0
+    places = np.array([1, 2, 4], np.int32)
+    masks = TokenMasks(places, np.random.default_rng(3).integers(0, 2**31, (3, VOCAB // 32 + 1)).astype(np.int32))
+    plan, order = bench.plan(list(range(6))), torch.arange(6, device=device)
+    assert bench.cuda_sampler.only_draws(plan)
+    with torch.inference_mode():
+        tokens_S = bench.cuda_sampler.draw(logits.to(device), order, order * 0 + 1, bench.cuda_sampler.upload(masks, 8))
+    assert tokens_S.tolist() == bench.sample(logits, masks=masks).tokens_S.tolist()
+    for place, bits_W in zip(places, masks.bits, strict=True):
+        token = tokens_S[place].item()
+        assert bits_W[token // 32] >> token % 32 & 1

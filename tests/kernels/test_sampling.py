@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from srt.executor.noise import Noise, row_keys
+from srt.kernels.edits import Masks, edited
 from srt.kernels.sampling import best_of_shard, best_of_shards, gumbel_argmax, write_tokens
 
 
@@ -86,6 +87,43 @@ def test_the_best_of_shards_is_the_best_of_all(num_tokens, width, device, random
         tokens = range(start, max(min(start + width, num_tokens), start))
         shards.append(best_of_shard(logits[:, start : start + width], *parameters, tokens))
     assert torch.equal(best_of_shards(torch.stack(shards)), gumbel_argmax(logits, *parameters, num_tokens))
+
+
+@pytest.mark.parametrize(("num_rows", "num_tokens"), [(6, 1300), (64, 128256)])
+def test_masks_as_if_the_logits_were_edited(num_rows, num_tokens, device, random):
+    """Every third row has none; also in shards, none of which begins with a word of the mask."""
+    if device.type == "cpu" and num_rows > 6:  # interpreted
+        num_rows, num_tokens = 4, 130
+    logits, *parameters = draw(num_rows, num_tokens, device, random, padding=num_tokens)
+    indices = torch.arange(num_rows, dtype=torch.int32, device=device)
+    indices[::3] = -1
+    bits = torch.randint(-(2**31), 2**31, (num_rows, num_tokens // 32 + 3), device=device, generator=random).int()
+    bits[1] = 0
+    bits[1, 2] = 1 << 7
+    masks = Masks(indices, bits)
+    expected = gumbel_argmax(edited(logits, num_tokens, masks=masks), *parameters, num_tokens)
+    assert expected[1] == 71
+    shards, width = [], num_tokens // 2 + 3
+    for start in (0, width):
+        tokens = range(start, min(start + width, num_tokens))
+        shards.append(best_of_shard(logits[:, start : start + width], *parameters, tokens, masks=masks))
+    whole = best_of_shard(logits, *parameters, range(num_tokens), masks=masks)
+    assert torch.equal(whole[1].view(torch.int32), expected)
+    assert torch.equal(best_of_shards(torch.stack(shards)), expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_allowed_is_drawn_though_it_be_no_number(temperature, device):
+    logits = torch.zeros((3, 2000), device=device)
+    logits[0] = float("nan")
+    logits[1, 1300:] = float("-inf")
+    logits[2, 1300:] = float("inf")
+    zeros = torch.zeros(3, dtype=torch.int64, device=device)
+    bits = torch.zeros((1, 63), dtype=torch.int32, device=device)
+    bits[0, [41, 43]] = 1 << 5
+    masks = Masks(zeros, bits)
+    best = best_of_shard(logits, zeros + temperature, zeros, zeros, range(2000), masks=masks)
+    assert best[1].view(torch.int32).tolist() == [1317] * 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
