@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection
+from collections.abc import MutableMapping
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -22,32 +22,30 @@ def credential(request: web.BaseRequest) -> bytes:
 
 
 class Access:
-    def __init__(self, config: ServerConfig, open_paths: Collection[str], admin_paths: Collection[str]) -> None:
-        """`open_paths` need no key. Where there is an administrator's key, `admin_paths` take no other."""
+    def __init__(self, config: ServerConfig) -> None:
         admin = [] if config.admin_api_key is None else [config.admin_api_key.encode()]
         users = [key.encode() for key in config.api_keys]
-        self._open = frozenset(open_paths)
-        self._admin = frozenset(admin_paths)
         self._admin_keys = admin or users
         self._user_keys = users + admin if users else []
         self._origins = config.cors_allowed
 
-    def check(self, request: web.BaseRequest) -> None:
-        """RequestError with 401 for a key that is missing or wrong; where none is needed, 403 for others' web pages."""
-        if request.path in self._open:
-            return
-        expected = self._admin_keys if request.path in self._admin else self._user_keys
+    def check(self, request: web.BaseRequest, is_admin: bool) -> None:
+        """RequestError with 401 for a key that is missing or wrong; where none is needed, 403 for others' web pages.
+
+        Where there is an administrator's key, what `is_admin` takes no other.
+        """
+        expected = self._admin_keys if is_admin else self._user_keys
         if not expected:
-            self._check_page(request)
+            self._check_page(request, is_admin)
             return
         given = credential(request)
         if not any([hmac.compare_digest(given, one) for one in expected]):  # as long for each of them
             raise RequestError("The API key is missing or wrong.", status=401, code="invalid_api_key")
 
-    def _check_page(self, request: web.BaseRequest) -> None:
+    def _check_page(self, request: web.BaseRequest, is_admin: bool) -> None:
         """A page can have its reader's browser send requests to this machine, though it cannot read the answers."""
         origin = request.headers.get("Origin")
-        if request.method in ("GET", "HEAD") and request.path not in self._admin:
+        if request.method in ("GET", "HEAD") and not is_admin:
             return
         if "*" not in self._origins and origin not in self._origins and _is_of_another_site(request, origin):
             raise RequestError(
@@ -60,7 +58,7 @@ class Access:
         if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
             return None
         response = web.Response(status=204)
-        if self.mark(request, response):
+        if self.mark(request, response.headers):
             response.headers["Access-Control-Allow-Methods"] = request.headers["Access-Control-Request-Method"]
             response.headers["Access-Control-Allow-Headers"] = request.headers.get(
                 "Access-Control-Request-Headers", "*"
@@ -68,15 +66,15 @@ class Access:
             response.headers["Access-Control-Max-Age"] = PREFLIGHT_SECONDS
         return response
 
-    def mark(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
-        """Lets a page's script read the response, if its origin is allowed."""
+    def mark(self, request: web.BaseRequest, headers: MutableMapping[str, str]) -> bool:
+        """Lets a page's script read a response with these headers, if its origin is allowed."""
         origin = request.headers.get("Origin")
         if self._origins and "*" not in self._origins:
-            response.headers["Vary"] = "Origin"  # also where it came from none of them: caches must not mix them up
+            headers["Vary"] = "Origin"  # also where it came from none of them: caches must not mix them up
         if origin is None or not ("*" in self._origins or origin in self._origins):
             return False
-        response.headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin
-        response.headers["Access-Control-Expose-Headers"] = "X-Request-ID, Retry-After"
+        headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin
+        headers["Access-Control-Expose-Headers"] = "X-Request-ID, Retry-After"
         return True
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from srt.frontend.answers import Answer, json_response, text_response
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.protocol import (
     AbortBody,
@@ -22,7 +23,7 @@ from srt.frontend.protocol import (
     check_supported,
 )
 from srt.frontend.request_log import MOST_LEVEL
-from srt.frontend.services import Services, json_response
+from srt.frontend.services import Services
 from srt.messages import ControlReply
 from srt.model_config import ModelError
 from srt.model_files import locate
@@ -44,7 +45,7 @@ class Administration:
         self._house = services.house
         self._alone = asyncio.Lock()
 
-    async def flush_cache(self, request: web.Request) -> web.Response:
+    async def flush_cache(self, request: web.Request) -> Answer:
         raw = request.query.get("timeout", "0")
         try:
             timeout = float(raw)
@@ -55,18 +56,18 @@ class Administration:
         reply = await self._engines.flush_cache(timeout)
         if not reply.ok:
             raise RequestError(reply.message or "The cache was not flushed.", code="flush_refused")
-        return web.Response(text=f"{reply.message or 'The cache was flushed.'}\n")
+        return text_response(f"{reply.message or 'The cache was flushed.'}\n")
 
-    async def abort_request(self, request: web.Request) -> web.Response:
+    async def abort_request(self, request: web.Request) -> Answer:
         """Takes all requests, prompts and choices whose name begins with the words of `rid`; none is no error."""
         body: AbortBody = await self._services.read(request, AbortBody)
         if not body.rid and not body.abort_all:
             raise RequestError("`rid` must name a request (or give `abort_all`: true).", param="rid")
         message = (body.abort_message or "The request was aborted.")[:500]
         await self._house.abort(None if body.abort_all else body.rid, message)
-        return web.Response(text="")
+        return text_response("")
 
-    async def pause(self, request: web.Request) -> web.Response:
+    async def pause(self, request: web.Request) -> Answer:
         body: PauseBody = await self._body(request, PauseBody)
         mode = body.mode or "abort"
         _check(await self._whole(self._pause(mode)))
@@ -77,11 +78,11 @@ class Administration:
             await self._house.abort(None, "Generation was paused.")
         return await self._engines.pause(retract=mode == "retract")
 
-    async def resume(self, request: web.Request) -> web.Response:
+    async def resume(self, request: web.Request) -> Answer:
         _check(await self._whole(self._engines.resume()))
         return json_response({"status": "ok", "message": "Generation goes on."})
 
-    async def start_profile(self, request: web.Request) -> web.Response:
+    async def start_profile(self, request: web.Request) -> Answer:
         body: ProfileBody = await self._body(request, ProfileBody)
         check_supported(body)
         steps = DEFAULT_PROFILE_STEPS if body.num_steps is None else body.num_steps
@@ -102,13 +103,13 @@ class Administration:
         if not reply.ok and body.output_dir is None:
             folder.rmdir()
         _check(reply)
-        return web.Response(text=f"Each rank's trace of {steps} steps will be in {folder}\n")
+        return text_response(f"Each rank's trace of {steps} steps will be in {folder}\n")
 
-    async def stop_profile(self, request: web.Request) -> web.Response:
+    async def stop_profile(self, request: web.Request) -> Answer:
         _check(await self._engines.stop_profile())
-        return web.Response(text="The profile is written.\n")
+        return text_response("The profile is written.\n")
 
-    async def configure_logging(self, request: web.Request) -> web.Response:
+    async def configure_logging(self, request: web.Request) -> Answer:
         body: LoggingBody = await self._body(request, LoggingBody)
         check_supported(body)
         level = body.log_requests_level
@@ -117,9 +118,9 @@ class Administration:
         changes = body.log_level, body.log_requests, level
         self._manager.request_log.configure(*changes)
         await self._house.configure_logging(*changes)
-        return web.Response(text="")
+        return text_response("")
 
-    async def update_weights(self, request: web.Request) -> web.Response:
+    async def update_weights(self, request: web.Request) -> Answer:
         """Other weights of the same shapes. What cannot be taken leaves the old ones, and everything as it was."""
         body: UpdateWeightsBody = await self._services.read(request, UpdateWeightsBody)
         check_supported(body)
@@ -127,7 +128,7 @@ class Administration:
             raise unsupported("load_format", "weights are taken from safetensors files")
         return await self._whole(self._update_weights(body))
 
-    async def _update_weights(self, body: UpdateWeightsBody) -> web.Response:
+    async def _update_weights(self, body: UpdateWeightsBody) -> Answer:
         folder = await asyncio.to_thread(self._compatible_folder, body.model_path)
         if body.abort_all_requests:
             await self._house.abort(None, "The weights were replaced.")
@@ -141,7 +142,7 @@ class Administration:
         if not reply.ok:
             answer["error"] = {"message": reply.message}  # as of all routes
         response = json_response(answer)
-        response.set_status(200 if reply.ok else 400)
+        response.status = 200 if reply.ok else 400
         return response
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:

@@ -1,40 +1,36 @@
-"""L1, every process that speaks HTTP: its server. Owns the door (who may come in) and the form of every error."""
+"""L1, every process that speaks HTTP: its server, put together of its parts. Owns when it begins and ends."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from srt.board import Board
 from srt.chat_template import ChatTemplate
 from srt.config import ServerConfig
-from srt.frontend.access import Access
 from srt.frontend.balancer import Balancer
 from srt.frontend.constraints import Constraints
+from srt.frontend.door import Door
 from srt.frontend.engines import Engines
 from srt.frontend.errors import RequestError
-from srt.frontend.forwarding import FORWARDED, Forwarder
+from srt.frontend.forwarding import Forwarder
 from srt.frontend.grammar_check import GrammarCheck
 from srt.frontend.house import House
 from srt.frontend.http_server import HttpServer
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
-from srt.frontend.openapi import Description
 from srt.frontend.parsing import formats
 from srt.frontend.request_traces import RequestTraces
-from srt.frontend.routes import Handler, routes
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
-from srt.frontend.services import Services, Weights, new_id, too_big
+from srt.frontend.services import Services, Weights
 from srt.frontend.step_log import StepLog
 from srt.frontend.tally import Tally
 from srt.frontend.tokenizer_manager import TokenizerManager
@@ -42,18 +38,14 @@ from srt.frontend.words import Words
 from srt.limits import Limits
 from srt.model_config import ModelConfig, ModelError
 from srt.model_files import ModelFiles, read_optional_json
-from srt.observe.timeline import arrive
 from srt.tls import tls_context
 from srt.tokenization import Tokenizer
 from srt.transport import Endpoints
 
 log = logging.getLogger(__name__)
 
-ANTHROPIC_PATH = "/v1/messages"
 DRAIN_LOOK_SECONDS = 0.02
 TRACES_PATIENCE = 2.0  # seconds for traces on their way when the server stops
-
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Frontend:
@@ -77,7 +69,7 @@ class Frontend:
         self._manager.start()
         if sock is not None:
             is_private = sock.family == socket.AF_UNIX
-            self._http = HttpServer(application(self._services, self._forwarder), self._services.metrics)
+            self._http = HttpServer(Door(self._services, self._forwarder), self._services)
             await self._http.start(sock, None if is_private else tls_context(self._services.config))
         self._ticker = asyncio.create_task(self._tick())
 
@@ -220,81 +212,3 @@ def _sampling_defaults(config: ServerConfig, files: ModelFiles) -> SamplingDefau
     if defaults != OPENAI_DEFAULTS:
         log.info("sampling by the model's generation_config.json where a request does not say: %s", defaults)
     return defaults
-
-
-def application(services: Services, forwarder: Forwarder | None = None) -> web.Application:
-    """With a forwarder it answers for the main process."""
-    table = Description(routes(services), services.config).routes
-    access = Access(
-        services.config, [route.path for route in table if route.open], [route.path for route in table if route.admin]
-    )
-    app = web.Application(middlewares=[_door(services, access)], client_max_size=services.max_body)
-
-    async def mark(request: web.Request, response: web.StreamResponse) -> None:
-        _add_request_id(request, response)
-        access.mark(request, response)
-
-    app.on_response_prepare.append(mark)
-    for route in table:
-        for method in route.methods.split():
-            handler = forwarder.forward if forwarder is not None and route.house else route.handler
-            app.router.add_route(method, route.path, handler)
-    return app
-
-
-def _door(services: Services, access: Access) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
-    @web.middleware
-    async def door(request: web.Request, handler: Handler) -> web.StreamResponse:
-        arrive(request.protocol.received, request.headers.get("traceparent", ""))
-        if (answer := access.preflight(request)) is not None:
-            return answer
-        try:
-            access.check(request)
-            response = await handler(request)
-        except RequestError as error:
-            response = _error_response(request, error)
-            error.__traceback__ = None  # its frames hold the future that holds it, and prompts
-        except web.HTTPException as error:
-            response = _error_response(request, _of_http(error, services), error.headers.get("Allow"))
-        except web.RequestPayloadError:
-            response = _error_response(request, RequestError("The body is not encoded as its headers say."))
-            response.force_close()  # nobody knows where the next request begins
-        except ConnectionError:
-            response = web.Response()  # nobody is left to read it
-        except RecursionError:  # what could be read just so is too deep to be written again
-            response = _error_response(request, RequestError("The body is nested too deeply."))
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            response = _error_response(
-                request, RequestError("The server made a mistake; its log says which.", status=500)
-            )
-        if response.status >= 400 and FORWARDED not in request:
-            services.metrics.refused(response.status)
-        return response
-
-    return door
-
-
-def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    given = request.headers.get("X-Request-ID", "")
-    response.headers["X-Request-ID"] = given if _REQUEST_ID.fullmatch(given) else new_id("")
-
-
-def _of_http(error: web.HTTPException, services: Services) -> RequestError:
-    if error.status == 413:
-        return too_big(services.max_body)
-    if error.status == 404:
-        return RequestError("There is no such route.", status=404, code="route_not_found")
-    if error.status == 405:
-        return RequestError("This route does not take this method.", status=405, code="method_not_allowed")
-    return RequestError(error.reason, status=error.status)
-
-
-def _error_response(request: web.Request, error: RequestError, allow: str | None = None) -> web.Response:
-    headers = {"Allow": allow} if allow else {}
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if error.status == 503:
-        headers["Retry-After"] = "1"
-    body = error.anthropic_body() if request.path.startswith(ANTHROPIC_PATH) else error.body()
-    return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)

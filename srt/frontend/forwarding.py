@@ -9,6 +9,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from srt.frontend.answers import COMMON_HEADERS
 from srt.frontend.errors import RequestError
 from srt.frontend.services import Services
 
@@ -51,6 +52,7 @@ class Forwarder:
         headers = _without_connection(answer.headers)
         if answer.content_type != "text/event-stream":
             return web.Response(body=await answer.read(), status=answer.status, headers=headers)
+        headers.update(request[COMMON_HEADERS])
         response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
         try:

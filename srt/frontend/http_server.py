@@ -12,8 +12,11 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from srt.frontend.answers import Answer
+from srt.frontend.door import Door
 from srt.frontend.errors import RequestError
 from srt.frontend.metrics import Metrics
+from srt.frontend.services import Services
 from srt.observe.timeline import arrival
 
 IDLE_SECONDS = 75.0
@@ -65,37 +68,41 @@ class Connection(web.RequestHandler):
         status: int = 500,
         exc: BaseException | None = None,
         message: str | None = None,
-    ) -> web.StreamResponse:
+    ) -> Answer:
         """Of what never became a request. The connection is closed behind it."""
         super().handle_error(request, status, exc, message)
         fault = "The request is not HTTP that this server reads." if status < 500 else "The server made a mistake."
         detail = (message or "").strip().splitlines()[:1]
         error = RequestError(" ".join([fault, *detail]), status=status, code="malformed_http")
-        response = web.Response(body=error.body(), status=status, content_type="application/json")
+        response = Answer(error.body(), status)
         response.force_close()
         return response
 
 
 class HttpServer:
-    def __init__(self, app: web.Application, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._runner = web.AppRunner(
-            app, access_log=None, logger=_log, handler_cancellation=True, shutdown_timeout=STOP_PATIENCE
-        )
+    def __init__(self, door: Door, services: Services) -> None:
+        self._door = door
+        self._services = services
+        self._runner: web.ServerRunner | None = None
         self._listener: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        await self._runner.setup()
-        loop, server = asyncio.get_running_loop(), self._runner.server
-        assert server is not None
+        loop = asyncio.get_running_loop()
+
+        def request(*parts: Any) -> web.Request:
+            return web.Request(*parts, loop, client_max_size=self._services.max_body)
 
         def connection() -> Connection:
             options = {"access_log": None, "logger": _log, "keepalive_timeout": IDLE_SECONDS}
-            return Connection(server, self._metrics, loop=loop, **options)
+            return Connection(server, self._services.metrics, loop=loop, **options)
 
+        server = web.Server(self._door.answer, request_factory=request, handler_cancellation=True)
+        self._runner = web.ServerRunner(server, shutdown_timeout=STOP_PATIENCE)
+        await self._runner.setup()
         self._listener = await loop.create_server(connection, sock=sock, backlog=1024, ssl=tls)
 
     async def stop(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        await self._runner.cleanup()
+        if self._runner is not None:
+            await self._runner.cleanup()

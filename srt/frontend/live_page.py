@@ -18,10 +18,11 @@ from typing import Any
 import psutil
 from aiohttp import web
 
+from srt.frontend.answers import Answer, json_response, text_response
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation
 from srt.frontend.metrics import Load
-from srt.frontend.services import Services, json_response
+from srt.frontend.services import Services
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.messages import TreeReply, unpack_ids
 
@@ -44,16 +45,16 @@ class LivePage:
         self._until = 0.0
 
     @cached_property
-    def _page(self) -> bytes:
-        return PAGE.read_bytes()
+    def _page(self) -> str:
+        return PAGE.read_text("utf-8")
 
-    async def root(self, request: web.Request) -> web.Response:
+    async def root(self, request: web.Request) -> Answer:
         """Nothing on the page is a secret: all that it shows it asks for, with the API key if there is one."""
         if "text/html" not in request.headers.get("Accept", ""):
-            return web.Response(text="Lockstep is running\n")
-        return web.Response(body=self._page, content_type="text/html", charset="utf-8")
+            return text_response("Lockstep is running\n")
+        return text_response(self._page, "text/html")
 
-    async def data(self, request: web.Request) -> web.Response:
+    async def data(self, request: web.Request) -> Answer:
         async with self._asking:
             if time.monotonic() >= self._until:
                 trees = map(self._ask_for_tree, range(len(self._trees)))
@@ -63,7 +64,7 @@ class LivePage:
                 self._until = time.monotonic() + PERIOD
         return json_response(self._data)
 
-    async def node(self, request: web.Request) -> web.Response:
+    async def node(self, request: web.Request) -> Answer:
         """The first words of a node of a tree that was shown."""
         services = self._services
         if not services.config.page_show_text:

@@ -15,13 +15,14 @@ import srt
 from srt.board import Phase, Record
 from srt.config import SECRETS
 from srt.frontend import sampling
+from srt.frontend.answers import Answer, json_response, text_response
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Prompt
 from srt.frontend.metrics import Load
 from srt.frontend.openai.messages import chat_for_template
 from srt.frontend.openai.tools import check_tools, for_template
 from srt.frontend.protocol import DetokenizeRequest, NativeSampling, TokenizeRequest
-from srt.frontend.services import Services, json_response, new_id
+from srt.frontend.services import Services, new_id
 from srt.frontend.words import pack_checked
 from srt.messages import pack_ids, unpack_ids
 
@@ -35,18 +36,18 @@ class Management:
 
     # ---- how it is -------------------------------------------------------------------------------------------------
 
-    async def health(self, request: web.Request) -> web.Response:
+    async def health(self, request: web.Request) -> Answer:
         """Alive: every process is heard of and nothing has failed."""
         self._check_alive()
-        return web.Response(text="")
+        return text_response("")
 
-    async def ready(self, request: web.Request) -> web.Response:
+    async def ready(self, request: web.Request) -> Answer:
         """Alive, and one more request would be taken."""
         self._check_alive()
         self._services.manager.check_queue()
-        return web.Response(text="")
+        return text_response("")
 
-    async def health_generate(self, request: web.Request) -> web.Response:
+    async def health_generate(self, request: web.Request) -> Answer:
         """Lets the model generate a token. A busy server passes with any token that it sends meanwhile."""
         services = self._services
         self._check_alive()
@@ -65,9 +66,9 @@ class Management:
                 await asyncio.wait([collector.done], timeout=0.05)
             if collector.done.done():
                 collector.done.result()  # the error, if it is one
-        return web.Response(text="")
+        return text_response("")
 
-    async def model_info(self, request: web.Request) -> web.Response:
+    async def model_info(self, request: web.Request) -> Answer:
         services = self._services
         return json_response(
             {
@@ -92,7 +93,7 @@ class Management:
             }
         )
 
-    async def server_info(self, request: web.Request) -> web.Response:
+    async def server_info(self, request: web.Request) -> Answer:
         services = self._services
         flags = dataclasses.asdict(services.config)
         for name in SECRETS:
@@ -143,7 +144,7 @@ class Management:
             }
         )
 
-    async def loads(self, request: web.Request) -> web.Response:
+    async def loads(self, request: web.Request) -> Answer:
         services = self._services
         await services.house.count()
         now = time.time()
@@ -178,7 +179,7 @@ class Management:
             "memory": services.memory_usage(dp_rank),
         }
 
-    async def get_load(self, request: web.Request) -> web.Response:
+    async def get_load(self, request: web.Request) -> Answer:
         loads = [Load.of(board) for board in self._services.boards]
         return json_response(
             [
@@ -192,17 +193,17 @@ class Management:
             ]
         )
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def metrics(self, request: web.Request) -> Answer:
         await self._services.house.count()
         page = self._services.metrics.page(self._services.boards)
-        return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return text_response(page, "text/plain; version=0.0.4")
 
-    async def version(self, request: web.Request) -> web.Response:
+    async def version(self, request: web.Request) -> Answer:
         return json_response({"version": srt.__version__})
 
     # ---- words and ids ---------------------------------------------------------------------------------------------
 
-    async def tokenize(self, request: web.Request) -> web.Response:
+    async def tokenize(self, request: web.Request) -> Answer:
         services = self._services
         body: TokenizeRequest = await services.read(request, TokenizeRequest)
         services.check_model(body.model)
@@ -229,7 +230,7 @@ class Management:
             answer["token_strs"] = [services.texts.text(token) for token in ids]
         return json_response(answer)
 
-    async def detokenize(self, request: web.Request) -> web.Response:
+    async def detokenize(self, request: web.Request) -> Answer:
         services = self._services
         body: DetokenizeRequest = await services.read(request, DetokenizeRequest)
         services.check_model(body.model)

@@ -11,8 +11,8 @@ from aiohttp import web
 
 import srt
 from srt.config import ServerConfig
+from srt.frontend.answers import Answer, json_response, text_response
 from srt.frontend.routes import HTML, Route
-from srt.frontend.services import json_response
 
 ERROR = {
     "type": "object",
@@ -40,11 +40,11 @@ class Description:
         self._document = document(self.routes, config)
         self._page = page(self._document)
 
-    async def json(self, request: web.Request) -> web.Response:
+    async def json(self, request: web.Request) -> Answer:
         return json_response(self._document)
 
-    async def docs(self, request: web.Request) -> web.Response:
-        return web.Response(text=self._page, content_type="text/html")
+    async def docs(self, request: web.Request) -> Answer:
+        return text_response(self._page, "text/html")
 
 
 def document(routes: Sequence[Route], config: ServerConfig) -> dict[str, Any]:

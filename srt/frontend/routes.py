@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from srt.frontend.administration import Administration
+from srt.frontend.answers import Response
 from srt.frontend.anthropic.messages import Messages
 from srt.frontend.anthropic.protocol import CountTokensRequest, MessagesRequest
 from srt.frontend.live_page import LivePage
@@ -34,17 +35,17 @@ from srt.frontend.protocol import (
 )
 from srt.frontend.services import Services
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[Response]]
 
 TEXT, HTML = ("text/plain",), ("text/html",)
 NODE = (("engine", "its number"), ("ticket", "of the tree"), ("index", "of the node in it"))
-_PATTERN = re.compile(r"\{(\w+):[^}]*\}")
+_ID = re.compile(r"\{id:?([^}]*)\}")
 
 
 @dataclass(frozen=True)
 class Route:
     methods: str  # with spaces between
-    path: str  # in aiohttp's form
+    path: str  # with `{id}` for a name, or `{id:.+}` for one that may have slashes
     handler: Handler
     summary: str
     body: type | None = None
@@ -58,7 +59,15 @@ class Route:
 
     @property
     def shown_path(self) -> str:
-        return _PATTERN.sub(r"{\1}", self.path)
+        return _ID.sub("{id}", self.path)
+
+    @property
+    def pattern(self) -> re.Pattern[str] | None:
+        """Of the paths that the route takes, if it takes several; the group is the id."""
+        before, *behind = _ID.split(self.path)
+        if not behind:
+            return None
+        return re.compile(f"{re.escape(before)}({behind[0] or '[^/]+'}){re.escape(behind[1])}", re.DOTALL)
 
 
 def routes(services: Services) -> list[Route]:

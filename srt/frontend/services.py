@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from srt.board import Board
 from srt.config import ServerConfig
 from srt.frontend.access import credential
+from srt.frontend.answers import Response, json_response
 from srt.frontend.constraints import Constraints
 from srt.frontend.engines import Engines
 from srt.frontend.errors import RequestError
@@ -39,6 +39,8 @@ from srt.observe.timeline import arrival
 SMALL_BODY = 64 * 1024  # bytes decoded on the spot
 BODY_SECONDS = 60.0  # for a body to come
 MAX_RID = 256
+ID = web.RequestKey("id", str)
+"""What stands in the path of a request where its route's path has `{id}`."""
 BYTES_PER_TOKEN = 64  # of a body, generous: ids and escapes take more than text
 
 
@@ -101,9 +103,7 @@ class Services:
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
 
-    async def respond(
-        self, request: web.Request, prompts: Sequence[Prompt], form: Format, stream: bool
-    ) -> web.StreamResponse:
+    async def respond(self, request: web.Request, prompts: Sequence[Prompt], form: Format, stream: bool) -> Response:
         """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
         if stream:
             return await Stream(form, self.metrics).respond(request, self.manager, prompts)
@@ -143,6 +143,8 @@ class Services:
             if len(raw) > self.max_body:
                 raise too_big(self.max_body)
             return raw
+        if request.headers.get("Expect", "").lower() == "100-continue":  # it comes when the client is told that it may
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             return await asyncio.wait_for(request.read(), BODY_SECONDS)
         except asyncio.TimeoutError:
@@ -153,10 +155,6 @@ class Services:
 
 def too_big(limit: int) -> RequestError:
     return RequestError(f"The body must not exceed {limit} bytes.", status=413, code="request_too_large")
-
-
-def json_response(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def new_id(prefix: str) -> str:

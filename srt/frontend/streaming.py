@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from aiohttp import HttpVersion11, web
 
+from srt.frontend.answers import COMMON_HEADERS, Response
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt, error_of, join
 from srt.frontend.metrics import Metrics
@@ -64,16 +65,14 @@ class Stream:
         self._error = b""
         self._cut = False
 
-    async def respond(
-        self, request: web.Request, manager: TokenizerManager, prompts: Sequence[Prompt]
-    ) -> web.StreamResponse:
+    async def respond(self, request: web.Request, manager: TokenizerManager, prompts: Sequence[Prompt]) -> Response:
         """The whole life of a streaming request. RequestError as long as nothing was sent."""
         with manager.running(prompts, self) as generations:
             self._generations = generations
             self._unfinished = len(generations)
             await self.started
             first = self._take_events()  # what cannot be written is an error yet, and no cut stream
-            response = web.StreamResponse(headers=HEADERS)
+            response = web.StreamResponse(headers={**HEADERS, **request[COMMON_HEADERS]})
             await response.prepare(request)
             await response.write(first)
             self._chunked = request.version >= HttpVersion11

@@ -1,5 +1,6 @@
 """Who may come in, and what the door does with those who send no proper request."""
 
+import http.client
 import shutil
 import socket
 import ssl
@@ -141,6 +142,40 @@ def test_a_body_that_does_not_come(open_server, monkeypatch):
     with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
         sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         assert sock.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_waits_until_it_may_send_its_body(open_server):
+    body = b'{"text": "ab"}'
+    with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
+        sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nConnection: close\r\n")
+        sock.sendall(b"Content-Length: %d\r\n\r\n" % len(body))
+        assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(body)
+        assert receive_all(sock).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("version", "wish", "told", "stays"),
+    [("1.1", None, None, True), ("1.1", "close", "close", False),
+     ("1.0", None, None, False), ("1.0", "keep-alive", "keep-alive", True)],
+)  # fmt: skip
+def test_how_long_a_connection_stays(open_server, version, wish, told, stays):
+    request = f"GET /v1/models HTTP/{version}\r\nHost: x\r\n" + (f"Connection: {wish}\r\n" if wish else "") + "\r\n"
+    with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
+        for _ in range(2 if stays else 1):
+            sock.sendall(request.encode())
+            answer = http.client.HTTPResponse(sock)
+            answer.begin()
+            assert strict_json(answer.read())["data"]
+            assert (answer.version, answer.headers["Connection"]) == (10 if version == "1.0" else 11, told)
+        if not stays:
+            assert receive_all(sock) == b""
+
+
+def test_an_answer_to_head_has_no_body(server):
+    code, headers, body = server.request("HEAD", "/v1/models")  # which has no key
+    assert (code, body, headers["Content-Type"]) == (401, b"", "application/json")
+    assert int(headers["Content-Length"]) == len(server.request("GET", "/v1/models")[2])
 
 
 def test_a_head_that_does_not_come(tmp_path, monkeypatch):

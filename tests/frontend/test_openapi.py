@@ -44,13 +44,11 @@ def schema_at(document, path):
 
 
 def test_every_route_is_there(server, document):
-    served = {
-        (method.lower(), re.sub(r":[^}]*", "", resource.canonical))
-        for resource in server.frontend._http._runner.app.router.resources()
-        for method in (route.method for route in resource)
-    }
-    described = {(method, path) for path, methods in document["paths"].items() for method in methods}
-    assert served == described
+    assert len(document["paths"]) > 30
+    for path, methods in document["paths"].items():
+        status, headers, _ = server.request("PATCH", path.replace("{id}", "x"))
+        assert status == 405
+        assert sorted(headers["Allow"].lower().split(",")) == sorted(methods)
 
 
 def test_references_and_schemas_are_whole(document):

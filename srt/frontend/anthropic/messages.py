@@ -8,12 +8,13 @@ from typing import Any
 
 from aiohttp import web
 
+from srt.frontend.answers import Answer, Response, json_response
 from srt.frontend.anthropic.format import MessageFormat
 from srt.frontend.anthropic.protocol import Block, CountTokensRequest, InputMessage, MessagesRequest, Tool, ToolChoice
 from srt.frontend.errors import RequestError
 from srt.frontend.openai.chat import Chat
 from srt.frontend.protocol import ChatRequest, Message
-from srt.frontend.services import Services, json_response, new_id
+from srt.frontend.services import Services, new_id
 
 READ_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
@@ -23,7 +24,7 @@ class Messages:
         self._services = services
         self._chat = chat
 
-    async def create(self, request: web.Request) -> web.StreamResponse:
+    async def create(self, request: web.Request) -> Response:
         services = self._services
         services.manager.check_open()
         body: MessagesRequest = await services.read(request, MessagesRequest)
@@ -32,7 +33,7 @@ class Messages:
         form = MessageFormat(services, call.chat, call.answer, name)
         return await services.respond(request, [call.prompt], form, bool(body.stream))
 
-    async def count_tokens(self, request: web.Request) -> web.Response:
+    async def count_tokens(self, request: web.Request) -> Answer:
         services = self._services
         body: CountTokensRequest = await services.read(request, CountTokensRequest)
         prompt = await self._chat.prompt(prompt_request(body), services.owner(request))

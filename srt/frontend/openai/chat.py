@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from srt.frontend import sampling
+from srt.frontend.answers import Response
 from srt.frontend.constraints import form_of
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Prompt
@@ -36,7 +37,7 @@ class Chat:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def create(self, request: web.Request) -> web.StreamResponse:
+    async def create(self, request: web.Request) -> Response:
         services = self._services
         services.manager.check_open()
         body: ChatRequest = await services.read(request, ChatRequest)

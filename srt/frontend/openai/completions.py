@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from srt.frontend import sampling
+from srt.frontend.answers import Response
 from srt.frontend.constraints import form_of
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt
@@ -32,7 +33,7 @@ class Completions:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def create(self, request: web.Request) -> web.StreamResponse:
+    async def create(self, request: web.Request) -> Response:
         services = self._services
         services.manager.check_open()
         body: CompletionRequest = await services.read(request, CompletionRequest)

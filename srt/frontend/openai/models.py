@@ -6,26 +6,27 @@ from typing import Any
 
 from aiohttp import web
 
+from srt.frontend.answers import Answer, json_response
 from srt.frontend.errors import RequestError
-from srt.frontend.services import Services, json_response
+from srt.frontend.services import ID, Services
 
 
 class Models:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def list(self, request: web.Request) -> web.Response:
+    async def list(self, request: web.Request) -> Answer:
         return json_response({"object": "list", "data": [self._card()]})
 
-    async def get(self, request: web.Request) -> web.Response:
-        name = request.match_info["id"]
+    async def get(self, request: web.Request) -> Answer:
+        name = request[ID]
         if name != self._services.model_name:
             raise RequestError(
                 f"The model `{name[:100]}` does not exist.", status=404, param="model", code="model_not_found"
             )
         return json_response(self._card())
 
-    async def embeddings(self, request: web.Request) -> web.Response:
+    async def embeddings(self, request: web.Request) -> Answer:
         raise RequestError(
             f"The model `{self._services.model_name}` generates text and makes no embeddings; serve an embedding model "
             "elsewhere.",

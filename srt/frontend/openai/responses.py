@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from srt.frontend.answers import Answer, Response, json_response
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.generation import Prompt
 from srt.frontend.openai.chat import Chat
 from srt.frontend.openai.responses_format import ResponseFormat
 from srt.frontend.openai.responses_protocol import ContentPart, Item, ResponsesRequest
 from srt.frontend.protocol import ChatRequest, Message
-from srt.frontend.services import Services, json_response, new_id
+from srt.frontend.services import ID, Services, new_id
 
 MAX_STORED = 1024  # responses
 MAX_STORED_BYTES = 64 * 2**20
@@ -75,7 +76,7 @@ class Responses:
         self._chat = chat
         self._store = Store()
 
-    async def create(self, request: web.Request) -> web.StreamResponse:
+    async def create(self, request: web.Request) -> Response:
         services = self._services
         services.manager.check_open()
         body: ResponsesRequest = await services.read(request, ResponsesRequest)
@@ -105,17 +106,17 @@ class Responses:
         self._store.put(Stored(owner, begun, [], task))
         return answer
 
-    async def get(self, request: web.Request) -> web.Response:
+    async def get(self, request: web.Request) -> Answer:
         return json_response(self._named(request).body)
 
-    async def delete(self, request: web.Request) -> web.Response:
+    async def delete(self, request: web.Request) -> Answer:
         stored = self._named(request)
         await self._end(stored)
         name = stored.body["id"]
         self._store.drop(name)
         return json_response({"id": name, "object": "response", "deleted": True})
 
-    async def cancel(self, request: web.Request) -> web.Response:
+    async def cancel(self, request: web.Request) -> Answer:
         stored = self._named(request)
         if stored.task is None:
             if stored.body["background"]:
@@ -125,7 +126,7 @@ class Responses:
         return json_response(self._named(request).body)
 
     def _named(self, request: web.Request) -> Stored:
-        return self._store.get(request.match_info["id"], self._services.owner(request))
+        return self._store.get(request[ID], self._services.owner(request))
 
     async def _end(self, stored: Stored) -> None:
         """Of one that is made in the background. With its end it is stored once more."""

@@ -1,0 +1,82 @@
+"""L1, frontend: an answer in one piece, which goes to the socket as one."""
+
+from __future__ import annotations
+
+import functools
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import HttpVersion10, HttpVersion11, web
+
+COMMON_HEADERS = web.RequestKey("common_headers", dict)
+"""The headers that every answer to a request has, whatever else is in it."""
+
+JSON = "application/json"
+
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+class Answer:
+    """What aiohttp asks of a response, and no more. Its headers are written as they are."""
+
+    __slots__ = ("_body", "_content_type", "_request", "headers", "keep_alive", "status")
+
+    def __init__(
+        self, body: bytes, status: int = 200, headers: dict[str, str] | None = None, content_type: str = JSON
+    ) -> None:
+        self.status = status
+        self.headers = {} if headers is None else headers
+        self.keep_alive: bool | None = None  # until it is known what the client wants
+        self._body = body
+        self._content_type = content_type
+
+    def force_close(self) -> None:
+        self.keep_alive = False
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """aiohttp calls this, and then `write_eof`."""
+        self._request = request
+        if self.keep_alive is None:
+            self.keep_alive = request.keep_alive
+
+    async def write_eof(self) -> None:
+        request, transport = self._request, self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError
+        transport.write(self._head() if request.method == "HEAD" else self._head() + self._body)
+        await request.writer.drain()
+
+    def _head(self) -> bytes:
+        version = self._request.version
+        head = (
+            f"HTTP/{version.major}.{version.minor} {self.status} {_PHRASES[self.status]}\r\n"
+            f"Content-Type: {self._content_type}\r\nContent-Length: {len(self._body)}\r\n"
+            f"Date: {_date(int(time.time()))}\r\n"
+        )
+        if self.keep_alive:
+            if version == HttpVersion10:
+                head += "Connection: keep-alive\r\n"
+        elif version == HttpVersion11:
+            head += "Connection: close\r\n"
+        for name, value in self.headers.items():
+            head += f"{name}: {value}\r\n"
+        return f"{head}\r\n".encode()
+
+
+Response = Answer | web.StreamResponse
+
+
+def json_response(value: Any) -> Answer:
+    return Answer(msgspec.json.encode(value))
+
+
+def text_response(text: str, content_type: str = "text/plain") -> Answer:
+    return Answer(text.encode(), content_type=f"{content_type}; charset=utf-8")
+
+
+@functools.lru_cache(1)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)
