@@ -18,6 +18,8 @@ from srt.frontend.errors import RequestError, unsupported
 
 NULL = msgspec.Raw(b"null")
 ABSENT = msgspec.field(default_factory=lambda: NULL)
+Fields = dict[str, msgspec.Raw]
+"""A body as it came, whatever it means."""
 Ignored = msgspec.Raw | msgspec.UnsetType
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
@@ -364,7 +366,7 @@ class UpdateWeightsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 def decode(raw: bytes, kind: Any) -> Any:
     """RequestError where `raw` is not JSON or not a `kind`."""
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return _decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
         message = str(error)
         said, _, where = message.rpartition(" - at `")  # `$.stop[2]` and the like
@@ -381,6 +383,11 @@ def decode(raw: bytes, kind: Any) -> Any:
         if mended != raw:
             return decode(mended, kind)
         raise RequestError(f"Invalid JSON: {error}") from None
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder:
+    return msgspec.json.Decoder(kind)
 
 
 def check_supported(request: msgspec.Struct) -> None:

@@ -7,59 +7,76 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from srt.frontend import sampling
 from srt.frontend.answers import Response
-from srt.frontend.constraints import form_of
+from srt.frontend.constraints import Form, form_of
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.common import Envelope, check_prompt_logprobs, check_request, finish_fields
-from srt.frontend.protocol import NULL, CompletionRequest
+from srt.frontend.protocol import NULL, CompletionRequest, Fields, decode
 from srt.frontend.sampling import LogprobWish, SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.streaming import DONE, error_event
+from srt.frontend.wishes import Wishes
 from srt.frontend.words import namespace, prompt_texts_or_ids
 from srt.messages import Finish, TextDelta, unpack_ids
 
 DEFAULT_MAX_TOKENS = 16
 
 
+class Wish(NamedTuple):
+    """All of a body but its prompt, checked."""
+
+    body: CompletionRequest
+    rid: str | None
+    spec: SamplingSpec
+    form: Form | None
+    priority: int
+
+
 class Completions:
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._wishes = Wishes(self._wish, services.words)
 
     async def create(self, request: web.Request) -> Response:
         services = self._services
         services.manager.check_open()
-        body: CompletionRequest = await services.read(request, CompletionRequest)
-        check_request(body, services)
-        rid = check_rid(body.rid or body.request_id)
-        name = rid or new_id("cmpl-")
-        prompts, echoed = await self._prompts(body, name, rid is not None, services.owner(request))
+        fields: Fields = await services.read(request, Fields)
+        prompt = fields.pop("prompt", NULL)
+        wish = await self._wishes.of(fields)
+        body = wish.body
+        name = wish.rid or new_id("cmpl-")
+        prompts, echoed = await self._prompts(prompt, wish, name, services.owner(request))
         form = CompletionFormat(services, name, body, echoed)
         return await services.respond(request, prompts, form, bool(body.stream))
 
+    def _wish(self, said: bytes) -> Wish:
+        body = decode(said, CompletionRequest)
+        check_request(body, self._services)
+        rid = check_rid(body.rid or body.request_id)
+        return Wish(body, rid, self._sampling(body), form_of(body), check_priority(body.priority))
+
     async def _prompts(
-        self, body: CompletionRequest, name: str, is_named: bool, owner: bytes
+        self, prompt: msgspec.Raw, wish: Wish, name: str, owner: bytes
     ) -> tuple[list[Prompt], Mapping[str, str]]:
         """What to send, and the texts that are to be echoed, by the prompts' names."""
-        words = self._services.words
-        if body.prompt == NULL:
+        words, body, spec, priority = self._services.words, wish.body, wish.spec, wish.priority
+        if prompt == NULL:
             raise RequestError("`prompt` is missing.", param="prompt")
-        spec = self._sampling(body)
-        grammar = await self._services.constraints.grammar(form_of(body))
-        texts, ids, _ = prompt_texts_or_ids(body.prompt, "prompt", words.vocab_size)
+        grammar = await self._services.constraints.grammar(wish.form)
+        texts, ids, _ = prompt_texts_or_ids(prompt, "prompt", words.vocab_size)
         if texts:
             ids = await words.encode(texts, add_special_tokens=body.add_special_tokens is not False)
         if not ids:
             raise RequestError("`prompt` must not be empty.", param="prompt")
-        space = namespace(body.cache_salt, body.extra_key, owner)
-        priority = check_priority(body.priority)
+        space, is_named = namespace(body.cache_salt, body.extra_key, owner), wish.rid is not None
         if len(ids) == 1:
             prompts = [Prompt(name, ids[0], spec, space, priority, grammar=grammar, is_named=is_named)]
         else:
