@@ -66,21 +66,21 @@ class ModelMaintenance:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profile = torch.profiler.profile(activities=activities)
         self._profile.start()
-        return ""
+        return self._agreed("")
 
     def stop_profile(self) -> str:
         if self._profile is None:
             return "No profile is being made."
-        profile, self._profile = self._profile, None
+        profile, self._profile, fault = self._profile, None, ""
         profile.stop()
         try:
             self._trace.parent.mkdir(parents=True, exist_ok=True)
             profile.export_chrome_trace(str(self._trace))
+            log.info("profile written to %s", self._trace)
         except (OSError, RuntimeError) as error:
             log.error("the profile could not be written to %s: %s", self._trace, error)
-            return f"The profile could not be written: {error}"
-        log.info("profile written to %s", self._trace)
-        return ""
+            fault = f"The profile of {self._name} could not be written: {error}"
+        return self._agreed(fault)
 
     # ---- weights ---------------------------------------------------------------------------------------------------
 
@@ -98,12 +98,11 @@ class ModelMaintenance:
             model = self._loaded(files)
         except Exception as error:  # of a file or of memory, by any library: the others must hear of it
             fault = f"{self._name}: {error}"
-        if self._ranks is not None:
-            faults = [said["fault"] for said in self._ranks.gather({"fault": fault[:MOST_TOLD]})]
-            fault = next(filter(None, faults), "")
+        fault = self._agreed(fault)
         if fault:
             if self._device.type == "cuda":
                 self._loaded(self._files)
+                self._agreed("")
             log.error("the weights of %s were not taken: %s", files.folder, fault)
             return f"The weights were not taken: {fault}"
         self._files, self._files_before, self._model = files, self._files, model
@@ -120,3 +119,13 @@ class ModelMaintenance:
             fill(self._model, files.model_config, weights)
         torch.cuda.synchronize(self._device)
         return self._model
+
+    # ---- ranks -----------------------------------------------------------------------------------------------------
+
+    def _agreed(self, fault: str) -> str:
+        """The first rank's that has one. Whoever is done sooner waits here: a step further on the others would seem to
+        hang."""
+        if self._ranks is None:
+            return fault
+        said = self._ranks.gather({"fault": fault[:MOST_TOLD]})
+        return next(filter(None, (rank["fault"] for rank in said)), "")

@@ -27,8 +27,10 @@ class OtherRanks:
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
+        self.met = 0
 
     def gather(self, said):
+        self.met += 1
         assert len(json.dumps(said)) <= PAGE
         return [said, *({"fault": fault} for fault in self.faults)]
 
@@ -106,3 +108,15 @@ def test_a_trace(tmp_path):
     assert "No profile" in maintenance.stop_profile(), "it was bounded"
     maintenance.start_profile(str(tmp_path / "a" / "rank-0.trace.json.gz" / "under a file"), 3)
     assert "could not be written" in maintenance.stop_profile()
+
+
+def test_ranks_begin_and_end_a_trace_together(tmp_path):
+    """One whose disk is slow would otherwise stand still in a step that the others have left."""
+    ranks = OtherRanks("")
+    _, _, maintenance = build(tmp_path, ranks)
+    maintenance.start_profile(str(tmp_path / "a"), 3)
+    assert maintenance.stop_profile() == ""
+    assert ranks.met == 2
+    ranks.faults = ("The profile of rank 1 could not be written: no space",)
+    maintenance.start_profile(str(tmp_path / "b"), 3)
+    assert "rank 1" in maintenance.stop_profile()
