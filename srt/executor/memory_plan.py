@@ -40,13 +40,12 @@ def plan_memory(
     fraction: float,
     bytes_per_token: int,
     page_size: int,
-    max_total_tokens: int | None = None,
-    least_tokens: int = 1,
+    max_total_tokens: int | None,
 ) -> MemoryPlan:
     """pool = free after load - free before load x (1 - fraction), in whole pages, one of which is the spare one.
 
     `fraction` is thus the share of what was free that weights and pool may take together. Raises ModelError if not even
-    `least_tokens` fit.
+    one page fits.
     """
     budget = free_after - int(free_before * (1 - fraction))
     page_bytes = page_size * bytes_per_token
@@ -54,12 +53,12 @@ def plan_memory(
     pool_tokens = budget_tokens
     if max_total_tokens is not None:
         pool_tokens = min(pool_tokens, max(max_total_tokens // page_size, 1) * page_size)
-    if pool_tokens < max(least_tokens, 1):
-        needed = (-(-max(least_tokens, 1) // page_size) + 1) * page_bytes
+    if pool_tokens == 0:
+        weights = gib(max(free_before - free_after, 0))
         raise ModelError(
-            f"the KV cache needs at least {gib(needed)} beside {gib(max(free_before - free_after, 0))} of weights, but "
-            f"--mem-fraction-static {fraction:g} of {gib(free_before)} free memory leaves {gib(budget)}: raise "
-            "--mem-fraction-static or serve a smaller model"
+            f"the KV cache needs at least {gib(2 * page_bytes)} beside {weights} of weights, but --mem-fraction-static "
+            f"{fraction:g} of {gib(free_before)} free memory leaves {gib(budget)}: raise --mem-fraction-static or "
+            "serve a smaller model"
         )
     return MemoryPlan(
         pool_tokens=pool_tokens,

@@ -52,7 +52,7 @@ class ModelRunner:
             num_kv_heads=len(kv_head_range(shape.parallel, config.num_kv_heads)),
             head_dim=config.head_dim,
             # A CPU only stores in this type, and float16 keeps three more bits than bfloat16.
-            dtype=torch.float16 if device.type == "cpu" and shape.kv_dtype == torch.bfloat16 else shape.kv_dtype,
+            dtype=torch.float16 if shape.kv_dtype == torch.bfloat16 else shape.kv_dtype,
             device=device,
             host_tokens=shape.host_tokens,
         )
@@ -80,7 +80,7 @@ class ModelRunner:
         prompt = None if launched.rated is None else launched.rated.to_arrays()
         if launched.sampled is None:
             return StepResult(np.zeros(0, np.int32), prompt=prompt)
-        tokens, logprobs = launched.sampled.tokens_S.to(torch.int32).cpu().numpy(), launched.sampled.logprobs
+        tokens, logprobs = launched.sampled.tokens_S.int().numpy(), launched.sampled.logprobs
         return StepResult(tokens, None if logprobs is None else logprobs.to_arrays(), prompt)
 
     def _execute(self, launched: Launched) -> None:
@@ -91,16 +91,13 @@ class ModelRunner:
             self._tables.apply(plan)
             if plan.copies is not None:
                 self._cache.copy(plan.copies)
-            if plan.num_rows:
-                batch = ForwardBatch.build(plan, self._tables)
-                attend = self._attention.plan(batch)
-                hidden_LD = self._model.forward(batch.ids_N, batch.positions_N, attend, batch.logit_indices)
-                launched.rated = rate_prompts(
-                    self._model.logits, hidden_LD, batch, self._sampling.wishes, self._num_tokens
-                )
-                if batch.num_samples:
-                    logits_SV = self._model.logits(hidden_LD[: batch.num_samples])
-                    launched.sampled = self._sample(batch, logits_SV, launched.masks)
+            batch = ForwardBatch.build(plan, self._tables)
+            attend = self._attention.plan(batch)
+            hidden_LD = self._model.forward(batch.ids_N, batch.positions_N, attend, batch.logit_indices)
+            launched.rated = rate_prompts(self._model.logits, hidden_LD, batch, self._sampling.wishes, self._num_tokens)
+            if batch.num_samples:
+                logits_SV = self._model.logits(hidden_LD[: batch.num_samples])
+                launched.sampled = self._sample(batch, logits_SV, launched.masks)
         launched.done = True
 
     def _sample(self, batch: ForwardBatch, logits_SV: torch.Tensor, masks: TokenMasks | None) -> Sampled:

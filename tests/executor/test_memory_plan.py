@@ -19,6 +19,7 @@ def plan(**changed):
         "fraction": 0.8,
         "bytes_per_token": 2**20,
         "page_size": 16,
+        "max_total_tokens": None,
     }
     return plan_memory(**values | changed)
 

@@ -74,7 +74,6 @@ class Kernel:
         shape: HeadShape,
         kv_dtype: torch.dtype,
         scratch: torch.Tensor,
-        int_workspace: int = INT_WORKSPACE,
     ):
         """Only `fa2` reads K/V that are narrower than the queries."""
         self._backend = backend
@@ -84,10 +83,10 @@ class Kernel:
         self._module = get_batch_prefill_module(
             backend, dtype, kv_dtype, dtype, torch.int32, head_dim, head_dim, 0, False, False, False
         )
-        self._schedule = torch.empty(int_workspace, dtype=torch.uint8, device=scratch.device)
+        self._schedule = torch.empty(INT_WORKSPACE, dtype=torch.uint8, device=scratch.device)
         # `plan` writes its schedule here and copies it without waiting, so the next one needs other memory until that
         # copy is done.
-        self._staged = [torch.zeros(int_workspace, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._staged = [torch.zeros(INT_WORKSPACE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._copied = [torch.cuda.Event(), torch.cuda.Event()]
         self._overlaps = torch.cuda.get_device_capability(scratch.device) >= (9, 0)
 
