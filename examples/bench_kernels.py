@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from srt.kernels import decode_inputs
 from srt.kernels.activation import silu_and_mul
-from srt.kernels.linear import MOST_TOKENS, small_batch_linear
+from srt.kernels.linear import MOST_TOKENS, small_batch_linear, takes_norm
 from srt.kernels.norm import rms_norm
 from srt.kernels.rope import rotate_and_store
 from srt.kernels.sampling import gumbel_argmax
@@ -132,11 +132,16 @@ def layer(shapes: Shapes, rows: int) -> Iterator[Case]:
         gate_up = F.linear(rms_norm(residual, scale, EPS), weights["gate_up"][i])
         residual.addmm_(silu_and_mul(gate_up), weights["down"][i].T)
 
+    def of_normed(weight: torch.Tensor, gated: bool = False) -> torch.Tensor:
+        if takes_norm(rows, *weight.shape):
+            return small_batch_linear(residual, weight, norm=(scale, EPS), gated=gated)
+        return small_batch_linear(rms_norm(residual, scale, EPS), weight, gated=gated)
+
     def fused(i: int) -> None:
-        attended = rotate(small_batch_linear(residual, weights["qkv"][i], norm=(scale, EPS)))
-        small_batch_linear(attended, weights["o"][i], residual_NO=residual)
-        gated = small_batch_linear(residual, weights["gate_up"][i], norm=(scale, EPS), gated=True)
-        small_batch_linear(gated, weights["down"][i], residual_NO=residual)
+        attended = rotate(of_normed(weights["qkv"][i]))
+        small_batch_linear(attended, weights["o"][i], out_NO=residual, adds=True)
+        gated = of_normed(weights["gate_up"][i], gated=True)
+        small_batch_linear(gated, weights["down"][i], out_NO=residual, adds=True)
 
     def of_many(i: int) -> None:
         attended = rotate(F.linear(rms_norm(residual, scale, EPS), weights["qkv"][i]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 import triton
 
-from srt.kernels.norm import rms_norm
 from srt.kernels.row_product import Rows, multiply_rows
 from srt.kernels.tile_product import Tiles, multiply_tiles
 
@@ -27,15 +26,15 @@ def small_batch_linear(
     weight_OI: torch.Tensor,
     bias_O: torch.Tensor | None = None,
     norm: tuple[torch.Tensor, float] | None = None,
-    residual_NO: torch.Tensor | None = None,
     gated: bool = False,
     out_NO: torch.Tensor | None = None,
+    adds: bool = False,
 ) -> torch.Tensor:
     """x Wᵀ + b, with float32 sums in one fixed order -> [N, O], for N ≤ `MOST_TOKENS`.
 
-    `norm` (weight [I], eps): x passes an RMS norm first. `residual_NO`: the product is added to it in place, and it is
-    returned. `gated`: the weight holds a gate's F rows, then as many of what it gates -> silu(gate) · up, [N, F].
-    `out_NO`: where the result goes, in its type; else that is x's.
+    `norm` (weight [I], eps): x passes an RMS norm first, where the product `takes_norm`. `gated`: the weight holds a
+    gate's F rows, then as many of what it gates -> silu(gate) · up, [N, F]. `out_NO`: where the result goes, to what is
+    there if it `adds`, in its type; else that is x's.
     """
     num_tokens, num_inputs = x_NI.shape
     num_weights = weight_OI.shape[0]
@@ -43,22 +42,19 @@ def small_batch_linear(
     assert 0 < num_tokens <= MOST_TOKENS
     assert x_NI.stride(1) == 1
     assert weight_OI.is_contiguous()
-    assert residual_NO is None or out_NO is None
-    y_NO = residual_NO if out_NO is None else out_NO
-    if y_NO is None:
-        y_NO = x_NI.new_empty((num_tokens, num_outputs))
-    assert y_NO.shape == (num_tokens, num_outputs)
-    assert y_NO.stride(1) == 1
-    adds = residual_NO is not None
+    if out_NO is None:
+        assert not adds
+        out_NO = x_NI.new_empty((num_tokens, num_outputs))
+    assert out_NO.shape == (num_tokens, num_outputs)
+    assert out_NO.stride(1) == 1
     rows = rows_of(num_tokens, num_weights, num_inputs)
     if rows is not None:
-        multiply_rows(x_NI, weight_OI, bias_O, norm, y_NO, adds=adds, gated=gated, blocks=rows)
+        multiply_rows(x_NI, weight_OI, bias_O, norm, out_NO, adds=adds, gated=gated, blocks=rows)
     else:
-        if norm is not None:
-            x_NI = rms_norm(x_NI, *norm)
+        assert norm is None
         tiles = tiles_of(num_tokens, num_weights, num_inputs)
-        multiply_tiles(x_NI, weight_OI, bias_O, y_NO, adds=adds, gated=gated, blocks=tiles)
-    return y_NO
+        multiply_tiles(x_NI, weight_OI, bias_O, out_NO, adds=adds, gated=gated, blocks=tiles)
+    return out_NO
 
 
 def takes_norm(num_tokens: int, num_outputs: int, num_inputs: int) -> bool:

@@ -44,8 +44,6 @@ class Linear:
             del self.weight_OI, self.bias_O
 
     def _unpacked(self, x_NI: torch.Tensor) -> torch.Tensor:
-        if self._streams(len(x_NI)):
-            return self._kernels.small_batch_linear(x_NI, self.weight_OI, self.bias_O)
         return F.linear(x_NI, self.weight_OI, self.bias_O)
 
     def _streams(self, num_tokens: int) -> bool:
@@ -62,14 +60,14 @@ class Linear:
 
         `gated`: the outputs are a gate and what it gates, and SwiGLU makes half as many of them.
         """
-        if self._streams(len(residual_NI)):
-            if self._kernels.takes_norm(len(residual_NI), *self.weight_OI.shape):
-                self._context.parallel.all_reduce(residual_NI)
-                x_NI, normed_by = residual_NI, (norm.weight_D, norm.eps)
-            else:
-                x_NI, normed_by = norm.of_sum(x_NI, residual_NI), None
-            return self._kernels.small_batch_linear(x_NI, self.weight_OI, self.bias_O, normed_by, gated=gated)
+        streams = self._streams(len(residual_NI))
+        if streams and self._kernels.takes_norm(len(residual_NI), *self.weight_OI.shape):
+            self._context.parallel.all_reduce(residual_NI)
+            normed_by = (norm.weight_D, norm.eps)
+            return self._kernels.small_batch_linear(residual_NI, self.weight_OI, self.bias_O, normed_by, gated)
         x_NI = norm.of_sum(x_NI, residual_NI)
+        if streams:
+            return self._kernels.small_batch_linear(x_NI, self.weight_OI, self.bias_O, gated=gated)
         if gated and self._context.on_gpu and self.bias_O is None:
             from srt.kernels.swiglu_product import fits, swiglu_linear, wins
 
@@ -135,21 +133,15 @@ class RowParallelLinear(Linear):
         """
         if not self._context.on_gpu:
             return self(x_NI)
-        if self._parallel.rank > 0:
-            self._product(x_NI, residual_NO)
-        elif self._streams(len(x_NI)):
-            self._kernels.small_batch_linear(x_NI, self.weight_OI, self._sum_bias_O, residual_NO=residual_NO)
-        else:
-            residual_NO.addmm_(x_NI, self.weight_OI.T)
-            if self._sum_bias_O is not None:
-                residual_NO += self._sum_bias_O
-        return None
-
-    def _product(self, x_NI: torch.Tensor, out_NO: torch.Tensor) -> None:
+        adds = self._parallel.rank == 0
+        bias_O = self._sum_bias_O if adds else None
         if self._streams(len(x_NI)):
-            self._kernels.small_batch_linear(x_NI, self.weight_OI, out_NO=out_NO)
+            self._kernels.small_batch_linear(x_NI, self.weight_OI, bias_O, out_NO=residual_NO, adds=adds)
         else:
-            torch.mm(x_NI, self.weight_OI.T, out=out_NO)
+            residual_NO.addmm_(x_NI, self.weight_OI.T, beta=int(adds))
+            if bias_O is not None:
+                residual_NO += bias_O
+        return None
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
         y_NO = self._parallel.all_reduce(super().__call__(x_NI))

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from srt.kernels.linear import MOST_TOKENS, small_batch_linear
-from srt.kernels.norm import rms_norm
 from srt.kernels.tile_product import Tiles, multiply_tiles
 
 SHAPES = [(64, 96), (24, 576), (20, 1024), (10, 3072), (18, 1100), (2100, 1100), (5000, 4096)]
@@ -29,11 +28,6 @@ def normalised(x_NI, weight_I):
     return x_NI / (x_NI.square().mean(-1, keepdim=True) + EPS).sqrt() * weight_I.float()
 
 
-def normed(x_NI, weight_I):
-    """More than a few tokens' norm is a launch of its own, whose output is rounded."""
-    return normalised(x_NI, weight_I) if len(x_NI) <= 4 else rms_norm(x_NI, weight_I, EPS).float()
-
-
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, 16, 27, 33, MOST_TOKENS])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_product(shape, num_tokens, device, random):
@@ -44,26 +38,26 @@ def test_product(shape, num_tokens, device, random):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_tokens", [1, 3, 20])
+@pytest.mark.parametrize("num_tokens", [1, 3])
 def test_bias_norm_and_residual(num_tokens, dtype, device, random):
     x, weight = draw((50, 576), num_tokens, device, random, dtype)
     x *= 3
     bias = torch.randn(50, device=device, generator=random).to(dtype)
     scale = (torch.rand(576, device=device, generator=random) + 0.5).to(dtype)
     residual = torch.randn((num_tokens, 50), device=device, generator=random).to(dtype)
-    expected = F.linear(normed(x, scale), weight.float(), bias.float()) + residual.float()
-    y = small_batch_linear(x, weight, bias, norm=(scale, EPS), residual_NO=residual)
+    expected = F.linear(normalised(x, scale), weight.float(), bias.float()) + residual.float()
+    y = small_batch_linear(x, weight, bias, norm=(scale, EPS), out_NO=residual, adds=True)
     assert y is residual
     close(y, expected)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3, 20])
+@pytest.mark.parametrize("num_tokens", [1, 3])
 @pytest.mark.parametrize("shape", [(40, 576), (20, 1024)])
 def test_gated(shape, num_tokens, device, random):
     x, weight = draw(shape, num_tokens, device, random)
     weight *= 2
     scale = (torch.rand(shape[1], device=device, generator=random) + 0.5).bfloat16()
-    gate, up = F.linear(normed(x, scale), weight.float()).chunk(2, dim=-1)
+    gate, up = F.linear(normalised(x, scale), weight.float()).chunk(2, dim=-1)
     close(small_batch_linear(x, weight, norm=(scale, EPS), gated=True), F.silu(gate) * up)
 
 

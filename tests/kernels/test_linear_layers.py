@@ -1,4 +1,4 @@
-"""What ranks on GPUs put into the residual stream: together the product, the bias and the stream itself, each once."""
+"""Linear layers as GPUs compute them, from the residual stream and into it, against torch in float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from srt.layers.context import LayerContext
-from srt.layers.linear import RowParallelLinear
+from srt.layers.layernorm import RMSNorm
+from srt.layers.linear import ColumnParallelLinear, RowParallelLinear
 from srt.parallel import ParallelContext
 
 
@@ -33,6 +34,7 @@ class Apart(ParallelContext):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("num_tokens", [3, 70])
 def test_parts_of_the_stream_add_up(num_tokens, bias, num_ranks, device, random):
+    """What ranks put into it are together the product, the bias and the stream itself, each once."""
     num_inputs, num_outputs = 192, 40
     tensors = {"o.weight": (num_outputs, num_inputs), "o.bias": (num_outputs,)}
     tensors = {
@@ -51,3 +53,21 @@ def test_parts_of_the_stream_add_up(num_tokens, bias, num_ranks, device, random)
         parts.append(part.float())
     expected = F.linear(x.float(), tensors["o.weight"].float(), tensors["o.bias"].float() if bias else None)
     torch.testing.assert_close(sum(parts), expected + stream.float(), rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 20])
+def test_the_norm_of_the_stream_is_multiplied(num_tokens, gated, device, random):
+    """Whether it is a launch of its own or not."""
+    context = KernelContext(torch.bfloat16, device, ParallelContext())
+    layer = ColumnParallelLinear(context, 192, {"gate": (20, range(20)), "up": (20, range(20))})
+    norm = RMSNorm(context, 192, eps=1e-6)
+    layer.weight_OI.copy_(torch.randn((40, 192), device=device, generator=random) / 14)
+    norm.weight_D.copy_(torch.rand(192, device=device, generator=random) + 0.5)
+    stream = torch.randn((num_tokens, 192), device=device, generator=random).bfloat16()
+    normed = F.rms_norm(stream.float(), (192,), norm.weight_D.float(), 1e-6)
+    expected = F.linear(normed, layer.weight_OI.float())
+    if gated:
+        gate, up = expected.chunk(2, dim=-1)
+        expected = F.silu(gate) * up
+    torch.testing.assert_close(layer.of_normed(norm, None, stream, gated).float(), expected, rtol=1e-2, atol=2e-2)
