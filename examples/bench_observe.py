@@ -29,7 +29,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from time import monotonic, perf_counter, process_time
+from time import monotonic, perf_counter, process_time, sleep
 from typing import Any, NamedTuple
 
 import uvloop
@@ -42,6 +42,7 @@ from srt.frontend.generation import Generation, Prompt
 from srt.frontend.metrics import Metrics
 from srt.frontend.protocol import NativeSampling
 from srt.messages import Finish, Started, TextBatch
+from srt.observe import tracing
 from srt.observe.timeline import Timeline, arrive
 
 INPUT_LEN, OUTPUT_LEN, FILL_LEN = 32, 256, 8
@@ -189,13 +190,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures what it costs to look at a running server.")
     parser.add_argument("--page", action="store_true", help="the page alone, at 256 requests")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=4, help="requests one after the other on each connection")
+    parser.add_argument("--rounds", type=int, default=20, help="requests one after the other on each connection")
     parser.add_argument("--quick", action="store_true", help="two short pairs")
     args = parser.parse_args()
     end_servers_on_sigterm()
     concurrency = 256 if args.page else 64
     pairs, rounds = (2, 1) if args.quick else (args.pairs, args.rounds)
     collector = None if args.page else free_port()
+    pause = 0.0 if args.page or args.quick else tracing.PERIOD
     flags = ["--page-show-text"]
     if collector is not None:
         flags += ["--metrics-names", "lockstep,sglang,vllm", "--log-format", "json"]
@@ -211,6 +213,8 @@ def main() -> None:
             for name in ("plain", "watched") if pair % 2 else ("watched", "plain"):
                 is_watched = name == "watched"
                 runs[name].append(measure(servers[name], concurrency, rounds, next(seeds), is_watched, collector))
+                if is_watched:
+                    sleep(pause)  # then the other run does not pay for the last spans of this one
     pair_ratios = {
         "ratio": [watched.rate / plain.rate for plain, watched in zip(*runs.values(), strict=True)],
         "cpu_ratio": [plain.all_cpu / watched.all_cpu for plain, watched in zip(*runs.values(), strict=True)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from srt.frontend.generation import Generation
-from srt.observe.tracing import Tracer
+from srt.observe.tracing import Ended, Tracer
 
 
 class RequestTraces:
@@ -16,14 +16,14 @@ class RequestTraces:
         """Its answer is written, or its client has left."""
         if self._tracer is None:
             return
-        attributes = {
-            "gen_ai.response.id": generation.name,
-            "gen_ai.response.finish_reason": "left" if generation.finish is None else generation.finish.reason,
-            "gen_ai.usage.input_tokens": generation.prompt.num_tokens,
-            "gen_ai.usage.output_tokens": generation.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": generation.cached_tokens,
-        }
-        self._tracer.ended(generation.timeline, generation.traceparent, attributes)
+        attributes = (
+            generation.name,
+            "left" if generation.finish is None else generation.finish.reason,
+            generation.prompt.num_tokens,
+            generation.completion_tokens,
+            generation.cached_tokens,
+        )
+        self._tracer.ended(Ended(generation.timeline, generation.traceparent, attributes))
 
     def close(self, patience: float) -> None:
         """Sends what is left, if that takes no longer than `patience` seconds."""
