@@ -90,32 +90,39 @@ class Stream:
         return response
 
     def feed(self, generation: Generation, delta: TextDelta) -> None:
-        if error := error_of(delta.finish):
-            self.fail(error)
+        if delta.finish is not None:
+            if error := error_of(delta.finish):
+                self.fail(error)
+            self._unfinished -= 1
         if self._error:
             return
-        self._waiting.setdefault(generation, []).append(delta)
+        if generation in self._waiting:
+            self._waiting[generation].append(delta)
+        else:
+            self._waiting[generation] = [delta]
         self._num_waiting += 1
-        if delta.finish is not None:
-            self._unfinished -= 1
-        if not self.started.done():
+        if self._transport is None and not self.started.done():
             self.started.set_result(None)
 
     def flush(self) -> None:
-        if self._transport is None or self.done.done():
+        transport = self._transport
+        if transport is None:
             return
         over = bool(self._error) or not self._unfinished
-        if not over and self._transport.get_write_buffer_size() > SOFT_LIMIT:
+        if over:
+            if self.done.done():
+                return
+        elif transport.get_write_buffer_size() > SOFT_LIMIT:
             if self._num_waiting > HARD_LIMIT:
                 self._cut = True
-                self._transport.set_write_buffer_limits(0)  # then the answer's end is awaited however little is unsent
+                transport.set_write_buffer_limits(0)  # then the answer's end is awaited however little is unsent
                 self.fail(RequestError("The client reads too slowly.", status=503))
             return
         data = self._take_events()
         if over:
             data += self._error or self._form.tail(self._generations)
-        if data and not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if data and not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         if over:
             self.done.set_result(None)
 
@@ -128,7 +135,9 @@ class Stream:
 
     def _take_events(self) -> bytes:
         waiting, self._waiting, self._num_waiting = self._waiting, {}, 0
-        for generation in waiting:
+        events = []
+        for generation, deltas in waiting.items():
             if generation.finish is not None:
                 self._metrics.written(generation, time.monotonic())
-        return b"".join([self._form.events(generation, join(deltas)) for generation, deltas in waiting.items()])
+            events.append(self._form.events(generation, join(deltas)))
+        return b"".join(events)
