@@ -45,8 +45,7 @@ class Generation(msgspec.Struct, eq=False):
     cached_tokens: int = 0
     restored_tokens: int = 0  # of the cached ones, from host memory
     reasoning_tokens: int = 0  # known at the end
-    first_token: float = 0.0  # when it came here, in monotonic seconds
-    last_token: float = 0.0
+    last_token: float = 0.0  # when it came here, in monotonic seconds
     finish: Finish | None = None
 
     @property

@@ -10,7 +10,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -41,7 +41,6 @@ class Histogram:
         self._edges = np.array(buckets)  # the same
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
-        self._value, self._times = 0.0, 0  # the last value, and how often it was observed: not counted yet
 
     @property
     def totals(self) -> tuple[int, float]:
@@ -50,12 +49,8 @@ class Histogram:
         return sum(counts), total
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Equal values that follow each other, as those of the rows of a step do, are counted as one."""
-        if value == self._value:
-            self._times += times
-        else:
-            self._count()
-            self._value, self._times = value, times
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def observe_all(self, values: np.ndarray) -> None:
         counts = np.bincount(np.searchsorted(self._edges, values), minlength=len(self._counts))
@@ -65,13 +60,7 @@ class Histogram:
     @property
     def counts(self) -> tuple[list[int], float]:
         """How many by bucket, and their sum."""
-        self._count()
         return self._counts, self._sum
-
-    def _count(self) -> None:
-        self._counts[bisect_left(self._bounds, self._value)] += self._times
-        self._sum += self._value * self._times
-        self._times = 0
 
     def plus(self, others: Sequence[tuple[list[int], float]]) -> Histogram:
         """With what other processes have seen."""
@@ -191,22 +180,26 @@ class Metrics:
         yield from self._histograms.values()
         yield from self._stretches.values()
 
-    def prompt(self, generation: Generation) -> None:
+    def first_token(self, generation: Generation, now: float) -> None:
+        self._ttft.observe(now - generation.timeline.received)
+        self._prompt(generation)
+
+    def _prompt(self, generation: Generation) -> None:
         """All of it was computed or found in the cache."""
         prompt_tokens, cached_tokens = generation.prompt.num_tokens, generation.cached_tokens
         self._counters["prompt_tokens_total"] += prompt_tokens
         self._counters["cached_tokens_total"] += cached_tokens
         self.engines[generation.assignment.engine].prompt(prompt_tokens, cached_tokens)
 
-    def first_tokens(self, engine: int, tokens: int, seconds: float) -> None:
-        self._ttft.observe(seconds)
-        self.engines[engine].generated(tokens)
-
-    def next_tokens(self, engine: int, tokens: int, seconds: float) -> None:
-        self._itl.observe(seconds / tokens, tokens)
-        self.engines[engine].generated(tokens)
+    def tokens(self, engine: int, number: int, gaps: Mapping[float, int]) -> None:
+        """What a step gave, and how many of these came how many seconds after the one before. Most gaps are equal."""
+        self.engines[engine].generated(number)
+        for seconds, times in gaps.items():
+            self._itl.observe(seconds, times)
 
     def finished(self, generation: Generation) -> None:
+        if not generation.completion_tokens:  # none was wanted
+            self._prompt(generation)
         self._counters["requests_total"] += 1
         self._by_label["requests_finished_total"][generation.finish.reason] += 1
 

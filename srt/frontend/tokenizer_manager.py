@@ -29,6 +29,7 @@ from srt.frontend.tally import Tally
 from srt.limits import Limits
 from srt.messages import (
     AbortRequest,
+    Finish,
     FrontendItem,
     NewRequest,
     Order,
@@ -267,16 +268,7 @@ class TokenizerManager:
 
     def _take(self, message: Any, now: float, touched: dict[Sink, None]) -> None:
         if isinstance(message, TextBatch):
-            self.last_heard = now
-            live = self._live
-            if message.step and not message.deltas:  # there were tokens, of requests of other processes
-                self.last_token = now
-            for delta in message.deltas:
-                generation = live.get(delta.rid)
-                if generation is not None:  # its client may have left
-                    self._count(generation, delta, message, now)
-                    generation.sink.feed(generation, delta)
-                    touched[generation.sink] = None
+            self._take_text(message, now, touched)
         elif self.on_order is not None:
             self.on_order(message)
         else:
@@ -284,42 +276,60 @@ class TokenizerManager:
             if future is not None and not future.done():
                 future.set_result(message)
 
-    def _count(self, generation: Generation, delta: TextDelta, batch: TextBatch, now: float) -> None:
-        tokens = len(delta.ids) // 4
-        timeline = generation.timeline
-        if delta.started is not None:
-            timeline.start(delta.started)
-        if delta.cached_tokens >= 0:
-            generation.cached_tokens = delta.cached_tokens
-            generation.restored_tokens = delta.restored_tokens
-        if tokens:
-            self.request_log.said(generation, delta.ids)
-            generation.completion_tokens += tokens
-            assignment = generation.assignment
-            self._balancer.heard(assignment, delta.ids)
-            if generation.first_token:
-                self.metrics.next_tokens(assignment.engine, tokens, now - generation.last_token)
-            else:
-                generation.first_token = now
-                timeline.first_token = batch.computed
-                self.metrics.first_tokens(assignment.engine, tokens, now - timeline.received)
-                self.metrics.prompt(generation)
-            generation.last_token = self.last_token = now
-        if delta.finish is not None:
-            generation.finish = delta.finish
-            timeline.end(batch, now)
-            if not generation.completion_tokens:  # none was wanted: its way ends as the first token's would
-                timeline.first_token = batch.computed
-            del self._live[generation.rid]
-            self.tally.give(1)
-            self.request_log.ended(generation)
-            self._balancer.ended(generation.assignment)
-            if delta.finish.reason == "abort":
-                self.metrics.aborted()
-            else:
-                self.metrics.finished(generation)
-                if not generation.first_token:
-                    self.metrics.prompt(generation)
+    def _take_text(self, batch: TextBatch, now: float, touched: dict[Sink, None]) -> None:
+        """What one step of one engine gave."""
+        self.last_heard = now
+        if batch.step and not batch.deltas:  # there were tokens, of requests of other processes
+            self.last_token = now
+        live, assignment = self._live, None
+        generated, gaps = 0, {}
+        for delta in batch.deltas:
+            generation = live.get(delta.rid)
+            if generation is None:  # its client has left
+                continue
+            if delta.cached_tokens >= 0:
+                self._begin(generation, delta)
+            if delta.ids:
+                tokens = len(delta.ids) // 4
+                generated += tokens
+                generation.completion_tokens += tokens
+                if generation.last_token:
+                    gap = (now - generation.last_token) / tokens
+                    gaps[gap] = gaps.get(gap, 0) + tokens
+                else:
+                    generation.timeline.first_token = batch.computed
+                    self.metrics.first_token(generation, now)
+                generation.last_token = self.last_token = now
+                assignment = generation.assignment
+                self._balancer.heard(assignment, delta.ids)
+                self.request_log.said(generation, delta.ids)
+            if delta.finish is not None:
+                self._end(generation, delta.finish, batch, now)
+            sink = generation.sink
+            sink.feed(generation, delta)
+            touched[sink] = None
+        if assignment is not None:
+            self.metrics.tokens(assignment.engine, generated, gaps)
+
+    def _begin(self, generation: Generation, first: TextDelta) -> None:
+        if first.started is not None:
+            generation.timeline.start(first.started)
+        generation.cached_tokens = first.cached_tokens
+        generation.restored_tokens = first.restored_tokens
+
+    def _end(self, generation: Generation, finish: Finish, batch: TextBatch, now: float) -> None:
+        generation.finish = finish
+        generation.timeline.end(batch, now)
+        if not generation.completion_tokens:  # none was wanted: its way ends as the first token's would
+            generation.timeline.first_token = batch.computed
+        del self._live[generation.rid]
+        self.tally.give(1)
+        self.request_log.ended(generation)
+        self._balancer.ended(generation.assignment)
+        if finish.reason == "abort":
+            self.metrics.aborted()
+        else:
+            self.metrics.finished(generation)
 
 
 def _begins_with(name: str, beginning: str) -> bool:

@@ -26,7 +26,7 @@ def test_a_line_every_few_seconds_in_which_something_was_served(caplog, tmp_path
         log.tick(100.0)
         assert not caplog.records
         record.gauges(**{**dict.fromkeys(GAUGES, 0), "running": 2, "waiting": 1, "pool_total": 200, "pool_free": 150})
-        metrics.next_tokens(0, 60, 0.1)
+        metrics.tokens(0, 60, {0.1: 1})
         log.tick(100.0 + SECONDS / 2)
         assert not caplog.records
         log.tick(101.0 + SECONDS)  # it may come late
