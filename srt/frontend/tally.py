@@ -26,6 +26,7 @@ class Tally:
         if folder is None:
             assert num_processes == 1
             self._numbers = memoryview(bytearray(16)).cast("q")
+            self._names: set[str] = set()
         else:
             if process == 0:
                 _create(folder, num_processes)
@@ -60,7 +61,7 @@ class Tally:
         self._numbers[_CLOSED] = 1
 
     def take_names(self, names: Sequence[str]) -> bool:
-        """False, and none is taken, if another process has one of them."""
+        """False, and none is taken, if one of them is taken, or is among them twice."""
         taken: list[str] = []
         for name in names:
             if not self._take_name(name):
@@ -70,14 +71,18 @@ class Tally:
         return True
 
     def give_names(self, names: Sequence[str]) -> None:
-        if self._folder is not None:
+        if self._folder is None:
+            self._names.difference_update(names)
+        else:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # the main process has died, and all tidy up behind it
                     os.unlink(self._path(name))
 
     def _take_name(self, name: str) -> bool:
         if self._folder is None:
-            return True
+            is_new = name not in self._names
+            self._names.add(name)
+            return is_new
         try:
             os.close(os.open(self._path(name), os.O_CREAT | os.O_EXCL))
         except FileExistsError:

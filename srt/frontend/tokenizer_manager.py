@@ -77,7 +77,6 @@ class TokenizerManager:
         self._process = process
         self._tickets = itertools.count(1)
         self._live: dict[int, Generation] = {}
-        self._names: set[str] = set()
         self._asked: dict[int, asyncio.Future[Any]] = {}  # by ticket
         self.on_order: Callable[[Order], None] | None = None  # of the main process, which gives none to itself
         self._decoder = msgspec.msgpack.Decoder(FrontendItem)
@@ -191,15 +190,12 @@ class TokenizerManager:
         if total > MAX_GENERATIONS:
             raise RequestError(f"One request takes at most {MAX_GENERATIONS} choices, not {total}.", param="n")
         lengths = [prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits) for prompt in prompts]
-        given = _given_names(prompts)
-        if len(set(given)) < len(given) or not self._names.isdisjoint(given):
-            raise _duplicate_name()
         if not self.tally.take(total, None if probe else self._most):
             raise _queue_full()
         try:
             self.check_open()  # only now: whoever closes the door looks for requests behind it, and must not miss these
-            if not self.tally.take_names(given):
-                raise _duplicate_name()
+            if not self.tally.take_names(_given_names(prompts)):
+                raise RequestError("A request with this `rid` is running already.", param="rid", code="duplicate_rid")
         except RequestError:
             self.tally.give(total)
             raise
@@ -216,7 +212,6 @@ class TokenizerManager:
                     *(Timeline(arrived), arrived.traceparent),
                 )
                 generations.append(generation)
-                self._names.update(generation.names)
                 self._live[generation.rid] = generation
                 self.request_log.came(generation)
                 params = spec.params(length, seed, choice)
@@ -231,7 +226,6 @@ class TokenizerManager:
         for generation in generations:
             if generation.finish is not None and not generation.timeline.written:
                 self.metrics.written(generation, now)
-            self._names.difference_update(generation.names)
             del generation.sink  # which knows its generations: they and their prompts shall not wait for the collector
             if self._live.pop(generation.rid, None) is not None:
                 self.tally.give(1)
@@ -347,10 +341,6 @@ def _given_names(prompts: Sequence[Prompt]) -> list[str]:
     names = [prompt.name for prompt in prompts]
     names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
     return names if first.batch is None else [*names, first.batch]
-
-
-def _duplicate_name() -> RequestError:
-    return RequestError("A request with this `rid` is running already.", param="rid", code="duplicate_rid")
 
 
 def _queue_full() -> RequestError:

@@ -355,4 +355,4 @@ def test_afterwards_all_is_well(server):
     assert server.ok(COMPLETIONS, {"prompt": "abc", "max_tokens": 3})["choices"][0]["text"] == "abc"
     server.wait_for(lambda: not server.engine.live)
     assert not server.services.manager._live
-    assert not server.services.manager._names
+    assert not server.services.manager.tally._names

@@ -33,7 +33,7 @@ def tidy(server):
     server.engine.paused, server.engine.hold_at = False, math.inf
     server.wait_for(lambda: not server.engine.live)
     server.wait_for(lambda: not server.services.manager._live)
-    assert not server.services.manager._names
+    assert not server.services.manager.tally._names
     server.engine.reset()
 
 
