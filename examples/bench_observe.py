@@ -146,15 +146,15 @@ def marks_seconds(requests: int = 20_000) -> float:
     """CPU seconds that the marks of one of them take in the frontend."""
     metrics = Metrics(["lockstep"], "fake", 1)
     prompt = Prompt("", b"", sampling.from_native(NativeSampling(), vocab_size=1))
-    generation: Any = Generation(0, "", 0, prompt, *[None] * 3, finish=Finish("length"))
+    generation: Any = Generation(0, "", 0, prompt, *[None] * 4, finish=Finish("length"))
     started, batch = Started(1.0, 2.0, 3.0), TextBatch(1, (), 4.0, 5.0, 6.0)
     began = process_time()
     for _ in range(requests):
-        arrived = arrive(monotonic())
+        arrived = generation.arrived = arrive(monotonic())
         arrived.parsed = monotonic()
         arrived.rendered = monotonic()
         arrived.tokenized = monotonic()
-        timeline = generation.timeline = Timeline(arrived)
+        timeline = generation.timeline = Timeline.of(arrived)
         timeline.sent = monotonic()
         timeline.start(started)
         timeline.first_token = batch.computed

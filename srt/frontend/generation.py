@@ -12,7 +12,7 @@ from srt.frontend.balancer import Assignment
 from srt.frontend.errors import RequestError
 from srt.frontend.sampling import SamplingSpec
 from srt.messages import Finish, Grammar, Ids, TextDelta, joined
-from srt.observe.timeline import Timeline
+from srt.observe.timeline import Arrival, Timeline
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Generation(msgspec.Struct, eq=False):
     sink: Sink
     assignment: Assignment
     timeline: Timeline
-    traceparent: str = ""  # of the HTTP request
+    arrived: Arrival  # of all choices of the HTTP request
     completion_tokens: int = 0
     cached_tokens: int = 0
     restored_tokens: int = 0  # of the cached ones, from host memory

@@ -208,7 +208,7 @@ class Metrics:
         timeline = generation.timeline
         timeline.written = now
         if generation.finish.reason != "abort":
-            timeline.arrived.written = now
+            generation.arrived.written = now
             self._written.extend((*timeline.raw, generation.prompt.num_tokens, generation.completion_tokens))
             if len(self._written) >= MOST_WRITTEN * WRITTEN:
                 self._observe_written()

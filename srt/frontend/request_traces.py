@@ -23,7 +23,7 @@ class RequestTraces:
             generation.completion_tokens,
             generation.cached_tokens,
         )
-        self._tracer.ended(Ended(generation.timeline, generation.traceparent, attributes))
+        self._tracer.ended(Ended(generation.timeline, generation.arrived.traceparent, attributes))
 
     def close(self, patience: float) -> None:
         """Sends what is left, if that takes no longer than `patience` seconds."""

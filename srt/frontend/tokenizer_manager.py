@@ -209,7 +209,7 @@ class TokenizerManager:
                 assignment = self._balancer.assign(prompt.namespace, prompt.ids)
                 generation = Generation(
                     *(next(self._rids), name, len(generations), prompt, sink, assignment),
-                    *(Timeline(arrived), arrived.traceparent),
+                    *(Timeline.of(arrived), arrived),
                 )
                 generations.append(generation)
                 self._live[generation.rid] = generation

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from operator import attrgetter, sub
+from operator import sub
 
+import msgspec
 import numpy as np
 
 from srt.messages import Started, TextBatch
@@ -43,7 +44,6 @@ STRETCHES = (
 
 NAMES = tuple(name for name, *_ in STRETCHES)
 MARKS = ("received", *(end for _, _, end, _ in STRETCHES))
-_MARKS = attrgetter(*MARKS)
 _HEADER = ",".join([f"{name}=%.6f" for name in NAMES])
 
 
@@ -74,18 +74,14 @@ def arrival() -> Arrival:
     return _arrival.get() or arrive()
 
 
-class Timeline:
+class Timeline(msgspec.defstruct("Marks", [(mark, float, 0.0) for mark in MARKS])):
     """The marks of one choice. What has not happened, or not to this request, is 0 and counts as its predecessor."""
 
-    __slots__ = (*MARKS, "arrived", "gone")
+    gone: float = 0.0  # when its client left before its end
 
-    def __init__(self, arrived: Arrival) -> None:
-        self.arrived = arrived
-        self.gone = 0.0  # when its client left before its end
-        self.received = arrived.received
-        self.parsed, self.rendered, self.tokenized = arrived.parsed, arrived.rendered, arrived.tokenized
-        self.sent = self.heard = self.admitted = self.launched = 0.0
-        self.first_token = self.last_token = self.released = self.detokenized = self.taken = self.written = 0.0
+    @classmethod
+    def of(cls, arrived: Arrival) -> Timeline:
+        return cls(arrived.received, arrived.parsed, arrived.rendered, arrived.tokenized)
 
     def start(self, started: Started) -> None:
         self.heard, self.admitted, self.launched = started.heard, started.admitted, started.launched
@@ -98,7 +94,7 @@ class Timeline:
     @property
     def raw(self) -> tuple[float, ...]:
         """The marks as they were set."""
-        return _MARKS(self)
+        return msgspec.structs.astuple(self)[: len(MARKS)]
 
     def marks(self) -> list[float]:
         """In order, none before its predecessor."""

@@ -53,10 +53,11 @@ def test_answers_are_observed_however_many_wait_for_it(tmp_path):
     RankRecord(board, 0)
     count = 2 * MOST_WRITTEN + 7
     for at in range(count):
-        timeline = Timeline(Arrival(1.0))
+        timeline = Timeline(1.0)
         timeline.parsed, timeline.taken = 2.0, 4.0
         prompt = Prompt("", b"abcd" * (1 + at % 2), None)
-        generation = Generation(at, "", 0, prompt, None, None, timeline, completion_tokens=5, finish=Finish("stop"))
+        way = timeline, Arrival(1.0)
+        generation = Generation(at, "", 0, prompt, None, None, *way, completion_tokens=5, finish=Finish("stop"))
         metrics.written(generation, 4.5)
     page = metrics.page([board])
     board.close()

@@ -10,7 +10,7 @@ import time
 import pytest
 from frontend_harness import Server, events_of
 
-from srt.observe.timeline import MARKS, NAMES, Arrival, Timeline
+from srt.observe.timeline import MARKS, NAMES, Timeline
 
 SAMPLING = {"max_new_tokens": 3, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -156,7 +156,7 @@ def test_the_rest_of_a_refused_body_belongs_to_no_other_request(server):
 
 
 def test_marks_never_go_back():
-    timeline = Timeline(Arrival(1.0))
+    timeline = Timeline(1.0)
     received = timeline.received
     timeline.parsed, timeline.sent, timeline.taken = received + 1, received + 0.5, received + 2
     marks = timeline.marks()

@@ -12,7 +12,7 @@ from frontend_harness import Server
 from srt.board import GAUGES, Board, RankRecord
 from srt.frontend.metrics import Metrics
 from srt.frontend.step_log import SECONDS, StepLog
-from srt.observe.timeline import Arrival, Timeline
+from srt.observe.timeline import Timeline
 from srt.observe.tracing import Ended, Tracer
 
 BODY = {"text": "a secret", "rid": "mine", "sampling_params": {"max_new_tokens": 3, "temperature": 0.25}}
@@ -91,7 +91,7 @@ def test_who_says_that_it_is_not_sampled_is_not():
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     tracer = Tracer(f"http://127.0.0.1:{collector.server_address[1]}/v1/traces")
     for number, flags in ((1, "00"), (2, "01"), (3, "00"), (4, "01")):
-        timeline = Timeline(Arrival(float(number)))
+        timeline = Timeline(float(number))
         timeline.parsed, timeline.written = number + number / 8, number + 0.75
         tracer.ended(Ended(timeline, f"00-{number:032x}-{7:016x}-{flags}", ("", "stop", 1, number, 0)))
     tracer.close(60)
@@ -134,7 +134,7 @@ def test_nobody_waits_for_a_collector_that_is_not_there():
     threads = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as mute:
         tracer = Tracer(f"http://127.0.0.1:{mute.getsockname()[1]}/v1/traces")
-        tracer.ended(Ended(Timeline(Arrival(1.0)), "", ("", "stop", 1, 1, 0)))
+        tracer.ended(Ended(Timeline(1.0), "", ("", "stop", 1, 1, 0)))
         tracer.close(0.01)
         left = set(threading.enumerate()) - threads
         assert left
