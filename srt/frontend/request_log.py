@@ -12,7 +12,7 @@ from srt.messages import Ids, SamplingParams, unpack_ids
 
 MOST_LEVEL = 3
 SHORT = 64  # ids that level 2 shows
-PLAIN = msgspec.structs.asdict(SamplingParams(0)).items()
+PLAIN = msgspec.structs.asdict(SamplingParams(0))
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class RequestLog:
         log.info("%s", line)
 
     def _shown_fields(self, prompt: Prompt) -> dict[str, Any]:
-        fields = dict(sorted(prompt.spec.fields.items() - PLAIN))
+        fields = {name: value for name, value in prompt.spec.fields.items() if value != PLAIN[name]}
         if self.level >= 2:
             return fields
         return {name: len(value) if isinstance(value, tuple) else value for name, value in fields.items()}

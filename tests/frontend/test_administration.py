@@ -142,7 +142,7 @@ def test_requests_are_logged_when_they_are_wanted(server, caplog):
     for level, shown in enumerate(
         (
             (),
-            ("{'stop': 1, 'temperature': 0.5}",),
+            ("{'temperature': 0.5, 'stop': 1}",),
             ("'temperature': 0.5", "[97, 98, 99]", "and more"),
             ("[97, 98, 99]",),
         )
