@@ -51,6 +51,11 @@ class Connection(web.RequestHandler):
             self.received = time.monotonic()
         super().data_received(data)
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """aiohttp calls this for each piece of a body that is read, and parses nothing once more each time."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
