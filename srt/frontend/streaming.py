@@ -77,7 +77,7 @@ class Stream:
             await response.write(first)
             self._chunked = request.version >= HttpVersion11
             self._transport = request.transport
-            self.flush()
+            manager.flush_soon(self)  # not here: what may be nested as deep as the stack allows finds more room there
             await self.done
         if self._cut:
             response.force_close()

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -253,7 +253,15 @@ class TokenizerManager:
                 log.exception("A message from the engine was not understood")
         else:
             self._loop.call_soon(self._receive)
-        for sink in touched:
+        self._flush(touched)
+
+    def flush_soon(self, sink: Sink) -> None:
+        """As if it had got something."""
+        self._loop.call_soon(self._flush, (sink,))
+
+    @staticmethod
+    def _flush(sinks: Iterable[Sink]) -> None:
+        for sink in sinks:
             try:
                 sink.flush()
             except Exception:  # one client's answer must not take the others' with it
