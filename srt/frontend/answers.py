@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
 
 COMMON_HEADERS = web.RequestKey("common_headers", dict)
 """The headers that every answer to a request has, whatever else is in it."""
@@ -46,24 +46,11 @@ class Answer:
         request, transport = self._request, self._request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError
-        transport.write(self._head() if request.method == "HEAD" else self._head() + self._body)
+        begin = _begin(request.version, self.status, self._content_type, self.keep_alive, int(time.time()))
+        headers = "".join(map("%s: %s\r\n".__mod__, self.headers.items()))
+        head = f"{begin}Content-Length: {len(self._body)}\r\n{headers}\r\n".encode()
+        transport.write(head if request.method == "HEAD" else head + self._body)
         await request.writer.drain()
-
-    def _head(self) -> bytes:
-        version = self._request.version
-        head = (
-            f"HTTP/{version.major}.{version.minor} {self.status} {_PHRASES[self.status]}\r\n"
-            f"Content-Type: {self._content_type}\r\nContent-Length: {len(self._body)}\r\n"
-            f"Date: {_date(int(time.time()))}\r\n"
-        )
-        if self.keep_alive:
-            if version == HttpVersion10:
-                head += "Connection: keep-alive\r\n"
-        elif version == HttpVersion11:
-            head += "Connection: close\r\n"
-        for name, value in self.headers.items():
-            head += f"{name}: {value}\r\n"
-        return f"{head}\r\n".encode()
 
 
 Response = Answer | web.StreamResponse
@@ -77,6 +64,13 @@ def text_response(text: str, content_type: str = "text/plain") -> Answer:
     return Answer(text.encode(), content_type=f"{content_type}; charset=utf-8")
 
 
-@functools.lru_cache(1)
-def _date(second: int) -> str:
-    return formatdate(second, usegmt=True)
+@functools.lru_cache(64)
+def _begin(version: HttpVersion, status: int, content_type: str, keep_alive: bool, second: int) -> str:
+    """What many answers of a second have in common."""
+    head = (
+        f"HTTP/{version.major}.{version.minor} {status} {_PHRASES[status]}\r\n"
+        f"Content-Type: {content_type}\r\nDate: {formatdate(second, usegmt=True)}\r\n"
+    )
+    if keep_alive:
+        return f"{head}Connection: keep-alive\r\n" if version == HttpVersion10 else head
+    return f"{head}Connection: close\r\n" if version == HttpVersion11 else head

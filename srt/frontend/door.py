@@ -45,40 +45,38 @@ class Door:
         """To any request, whatever happens."""
         arrive(request.protocol.received, request.headers.get("traceparent", ""))
         request[COMMON_HEADERS] = headers = self._headers(request)
-        response = self._access.preflight(request)
-        if response is None:
-            response = await self._answer(request)
-            if response.status >= 400 and FORWARDED not in request:
-                self._services.metrics.refused(response.status)
-        response.headers.update(headers)
-        return response
-
-    async def _answer(self, request: web.Request) -> Response:
         try:
-            methods = self._methods(request)
-            route = methods.get(request.method)
-            if route is None or not route.open:
-                self._access.check(request, route is not None and route.admin)
-            if route is None:
-                raise web.HTTPMethodNotAllowed(request.method, methods) if methods else web.HTTPNotFound
-            return await route.handler(request)
+            response = self._access.preflight(request) or await self._route(request).handler(request)
         except RequestError as error:
+            response = _error_response(request, error)
             error.__traceback__ = None  # its frames hold the future that holds it, and prompts
-            return _error_response(request, error)
         except web.HTTPException as error:
-            return _error_response(request, self._of_http(error), error.headers.get("Allow"))
+            response = _error_response(request, self._of_http(error), error.headers.get("Allow"))
         except web.RequestPayloadError:
             response = _error_response(request, RequestError("The body is not encoded as its headers say."))
             response.force_close()  # nobody knows where the next request begins
-            return response
         except ConnectionError:
-            return web.Response()  # nobody is left to read it
+            response = web.Response()  # nobody is left to read it
         except RecursionError:  # what could be read just so is too deep to be written again
-            return _error_response(request, RequestError("The body is nested too deeply."))
+            response = _error_response(request, RequestError("The body is nested too deeply."))
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             mistake = RequestError("The server made a mistake; its log says which.", status=500)
-            return _error_response(request, mistake)
+            response = _error_response(request, mistake)
+        if response.status >= 400 and FORWARDED not in request:
+            self._services.metrics.refused(response.status)
+        response.headers.update(headers)
+        return response
+
+    def _route(self, request: web.Request) -> Route:
+        """For one who may take it."""
+        methods = self._methods(request)
+        route = methods.get(request.method)
+        if route is None or not route.open:
+            self._access.check(request, route is not None and route.admin)
+        if route is None:
+            raise web.HTTPMethodNotAllowed(request.method, methods) if methods else web.HTTPNotFound
+        return route
 
     def _methods(self, request: web.Request) -> Mapping[str, Route]:
         """The routes to the request's path, by their methods."""

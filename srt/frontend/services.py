@@ -136,13 +136,13 @@ class Services:
 
     async def read_bytes(self, request: web.Request) -> bytes:
         """A body that says it is too big is refused before it is read."""
-        if (request.content_length or 0) > self.max_body:
-            raise too_big(self.max_body)
         if request.content.is_eof():  # it is all here, and need not be awaited
             raw = request.content.read_nowait()
             if len(raw) > self.max_body:
                 raise too_big(self.max_body)
             return raw
+        if (request.content_length or 0) > self.max_body:
+            raise too_big(self.max_body)
         if request.headers.get("Expect", "").lower() == "100-continue":  # it comes when the client is told that it may
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
