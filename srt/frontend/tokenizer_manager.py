@@ -7,12 +7,11 @@ to the sinks: no task wakes for a token.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -111,18 +110,12 @@ class TokenizerManager:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def running(self, prompts: Sequence[Prompt], sink: Sink, *, probe: bool = False) -> Iterator[list[Generation]]:
+    def running(self, prompts: Sequence[Prompt], sink: Sink, *, probe: bool = False) -> Running:
         """Sends the prompts' generations; on leaving, what has not finished is aborted. RequestError if refused.
 
         A probe is taken however long the queue is.
         """
-        generations = self._submit(prompts, sink, probe)
-        try:
-            yield generations
-        finally:
-            self._release(generations)
-            self.tally.give_names(_given_names(prompts))
+        return Running(self, prompts, self._submit(prompts, sink, probe))
 
     def abort(self, name: str | None, message: str) -> None:
         """All of whose names one begins with the words of `name`; None aborts all. Last deltas still come."""
@@ -221,7 +214,8 @@ class TokenizerManager:
                 )
         return generations
 
-    def _release(self, generations: Sequence[Generation]) -> None:
+    def release(self, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> None:
+        """Of `Running`, which is left."""
         now = time.monotonic()
         for generation in generations:
             if generation.finish is not None and not generation.timeline.written:
@@ -235,6 +229,7 @@ class TokenizerManager:
                 self.metrics.aborted()
                 generation.timeline.gone = now
             self._traces.ended(generation)
+        self.tally.give_names(_given_names(prompts))
 
     # ---- the receive loop ------------------------------------------------------------------------------------------
 
@@ -332,6 +327,20 @@ class TokenizerManager:
             self.metrics.aborted()
         else:
             self.metrics.finished(generation)
+
+
+class Running(NamedTuple):
+    """A context for the generations of some prompts, which are on their way as long as somebody is in it."""
+
+    manager: TokenizerManager
+    prompts: Sequence[Prompt]
+    generations: list[Generation]
+
+    def __enter__(self) -> list[Generation]:
+        return self.generations
+
+    def __exit__(self, *_: object) -> None:
+        self.manager.release(self.prompts, self.generations)
 
 
 def _begins_with(name: str, beginning: str) -> bool:
