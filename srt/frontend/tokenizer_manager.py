@@ -200,17 +200,15 @@ class TokenizerManager:
             for choice in range(spec.n):
                 name = prompt.name if spec.n == 1 else f"{prompt.name}_{choice}"
                 assignment = self._balancer.assign(prompt.namespace, prompt.ids)
-                generation = Generation(
-                    *(next(self._rids), name, len(generations), prompt, sink, assignment),
-                    *(Timeline.of(arrived), arrived),
-                )
+                rid, timeline = next(self._rids), Timeline.of(arrived)
+                generation = Generation(rid, name, len(generations), prompt, sink, assignment, timeline, arrived)
                 generations.append(generation)
-                self._live[generation.rid] = generation
+                self._live[rid] = generation
                 self.request_log.came(generation)
                 params = spec.params(length, seed, choice)
-                generation.timeline.sent = time.monotonic()
+                timeline.sent = time.monotonic()
                 self.leaders[assignment.engine].send(
-                    NewRequest(generation.rid, prompt.ids, params, prompt.namespace, prompt.priority, prompt.grammar)
+                    NewRequest(rid, prompt.ids, params, prompt.namespace, prompt.priority, prompt.grammar)
                 )
         return generations
 

@@ -118,12 +118,9 @@ class CompletionFormat:
     def __init__(self, services: Services, name: str, body: CompletionRequest, echoed: Mapping[str, str]) -> None:
         kind, timeline = "text_completion", bool(body.return_timeline)
         self._envelope = Envelope(name, kind, kind, services.model_name, body.stream_options, timeline)
-        self._texts = services.texts
-        self._eos = services.model.eos_token_ids
+        self._services = services
+        self._body = body
         self._echoed = echoed
-        self._num_choices = body.n or 1  # of each prompt
-        self._with_logprobs = body.logprobs is not None
-        self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._offsets: dict[Generation, int] = {}  # characters of the tokens that were shown; of those that have begun
 
     @cached_property
@@ -139,9 +136,11 @@ class CompletionFormat:
         choices = []
         for index, (generation, answer) in enumerate(self._best(generations, answers)):
             choice = {"index": index, **self._content(generation, answer), **self._finish(generation.finish)}
-            if self._with_prompt_logprobs:
+            if self._body.prompt_logprobs is not None:
                 ids = unpack_ids(generation.prompt.ids)
-                choice["prompt_logprobs"] = self._texts.prompt_by_id(answer.prompt_logprobs or NO_LOGPROBS, ids)
+                choice["prompt_logprobs"] = self._services.texts.prompt_by_id(
+                    answer.prompt_logprobs or NO_LOGPROBS, ids
+                )
             choices.append(self._envelope.ended(choice, generation))
         return self._envelope.answer(choices, generations)
 
@@ -167,12 +166,13 @@ class CompletionFormat:
         pairs = list(zip(generations, answers, strict=True))
         if len(pairs) == 1:
             return pairs
+        wanted = self._body.n or 1  # of each prompt
         best: list[tuple[Generation, TextDelta]] = []
         for _, of_prompt in itertools.groupby(pairs, key=lambda pair: pair[0].prompt.name):
             choices = list(of_prompt)
-            if len(choices) > self._num_choices:
+            if len(choices) > wanted:
                 choices.sort(key=lambda pair: -_mean_logprob(pair[1]))
-            best += choices[: self._num_choices]
+            best += choices[:wanted]
         return best
 
     def _content(self, generation: Generation, delta: TextDelta) -> dict[str, Any]:
@@ -182,20 +182,20 @@ class CompletionFormat:
         offset = self._offsets.setdefault(generation, 0)
         if begins and self._echoed:
             text = self._echoed[generation.prompt.name] + text
-        if self._with_logprobs:
+        if self._body.logprobs is not None:
             parts = []
             if begins and self._echoed:
                 ids = unpack_ids(generation.prompt.ids)
-                parts.append(self._texts.completion_prompt(delta.prompt_logprobs or NO_LOGPROBS, ids))
+                parts.append(self._services.texts.completion_prompt(delta.prompt_logprobs or NO_LOGPROBS, ids))
                 offset = sum(map(len, parts[0]["tokens"]))
-            behind = self._texts.completion(delta.logprobs or NO_LOGPROBS, unpack_ids(delta.ids), offset)
+            behind = self._services.texts.completion(delta.logprobs or NO_LOGPROBS, unpack_ids(delta.ids), offset)
             self._offsets[generation] = offset + sum(map(len, behind["tokens"]))
             parts.append(behind)
             logprobs = {name: [value for part in parts for value in part[name]] for name in behind}
         return {"text": text, "logprobs": logprobs}
 
     def _finish(self, finish: Finish | None) -> dict[str, Any]:
-        return finish_fields(finish, self._eos)
+        return finish_fields(finish, self._services.model.eos_token_ids)
 
 
 def _mean_logprob(answer: TextDelta) -> float:
