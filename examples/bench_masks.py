@@ -3,8 +3,9 @@
     python -m examples.bench_masks FILE [--rows 16] [--steps 32] [--pairs 9] [--device cuda --model llama-3.1-8b]
 
 FILE has JSON objects with a `schema`, one a line. The model has random weights, so its rows wander through their
-grammars at random; a row whose grammar has ended begins again. The tokenizer is the default model's. Runs alternate,
-with masks and without, and the ratio is of the two runs of a pair. Prints one line of JSON; times are in milliseconds.
+grammars at random; a row whose grammar has ended begins again. The tokenizer is the default model's, or for another
+shape one of bytes and made-up words. Runs alternate, with masks and without, and the ratio is of the two runs of a
+pair. Prints one line of JSON; times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import random
 import statistics
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -23,7 +25,7 @@ import torch
 
 from examples.bench_one_batch import Driver, make_runner
 from examples.host import interval
-from examples.model_shapes import SHAPES
+from examples.model_shapes import SHAPES, write_model
 from srt.constrained.manager import GrammarManager
 from srt.executor.shape import ExecutorShape
 from srt.frontend.constraints import Form
@@ -34,6 +36,8 @@ from srt.model_files import locate
 from srt.schema_rules import GrammarError
 from srt.token_bytes import Vocabulary
 from srt.tokenization import Tokenizer
+
+DEFAULT_MODEL = "smollm2-135m"
 
 
 class Rows:
@@ -76,6 +80,15 @@ class Rows:
         self.accept_s.append(time.perf_counter() - begin)
 
 
+def vocabulary_of(model: str) -> Vocabulary:
+    if model == DEFAULT_MODEL:
+        files = locate(None, "auto", None, log=lambda *_: None)
+        return Tokenizer.from_folder(files.tokenizer_folder).vocabulary(files.model_config.eos_token_ids)
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        write_model(model, Path(folder))
+        return Tokenizer.from_folder(Path(folder)).vocabulary((SHAPES[model]["vocab_size"] - 1,))
+
+
 def timed(runner: Any, plans: list[Any], rows: Rows | None) -> float:
     """Milliseconds a step, planned and committed as the scheduler does: masks wait for the step before."""
     previous = None
@@ -97,7 +110,7 @@ def timed(runner: Any, plans: list[Any], rows: Rows | None) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--model", choices=SHAPES, default="smollm2-135m")
+    parser.add_argument("--model", choices=SHAPES, default=DEFAULT_MODEL)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=int, default=16)
@@ -108,10 +121,7 @@ def main() -> None:
     parser.set_defaults(no_graphs=False, chunk=8192)
     args = parser.parse_args()
     config, device = ModelConfig.from_hf(SHAPES[args.model]), torch.device(args.device)
-    files = locate(None, "auto", None, log=lambda *_: None)
-    tokenizer = Tokenizer.from_folder(files.tokenizer_folder)
-    vocabulary = tokenizer.vocabulary(files.model_config.eos_token_ids)
-    rows = Rows(vocabulary, args.file, args.rows)
+    rows = Rows(vocabulary_of(args.model), args.file, args.rows)
     length = args.context + args.steps
     shape = ExecutorShape(
         num_rows=args.rows,
