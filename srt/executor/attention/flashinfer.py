@@ -68,15 +68,15 @@ class GatheredPart:
     slots_L: torch.Tensor
 
     def run(self, q_NHC: torch.Tensor, kv_2TGC: torch.Tensor, o_NHC: torch.Tensor) -> None:
-        kv_2LGC = gathered(kv_2TGC, self.slots_L, q_NHC.dtype)
-        self.kernel.run_beside(self.info, q_NHC, kv_2LGC, self.q_indptr, self.kv_indptr, o_NHC)
+        k_LGC, v_LGC = (gathered(each_TGC, self.slots_L, q_NHC.dtype) for each_TGC in kv_2TGC)
+        self.kernel.run_beside(self.info, q_NHC, k_LGC, v_LGC, self.q_indptr, self.kv_indptr, o_NHC)
 
 
-def gathered(kv_2TGC: torch.Tensor, slots_L: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """K/V of these slots side by side, [2, L, G, C]."""
-    if kv_2TGC.dtype == dtype:
-        return kv_2TGC.index_select(1, slots_L)
-    return kv_2TGC.view(torch.uint8).index_select(1, slots_L).view(kv_2TGC.dtype).to(dtype)
+def gathered(kv_TGC: torch.Tensor, slots_L: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values of these slots side by side. Torch moves 16 bytes at a time along a first dimension only."""
+    if kv_TGC.dtype == dtype:
+        return kv_TGC.index_select(0, slots_L)
+    return kv_TGC.view(torch.uint8).index_select(0, slots_L).view(kv_TGC.dtype).to(dtype)
 
 
 @dataclass(frozen=True)
