@@ -10,6 +10,7 @@ Shapes: B rows of a graph, W this rank's part of the vocabulary, M items of work
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,7 @@ class DecodeGraphs:
         most = spare_row
         # Rows, starts and slots; then what rows share, and the items of that work.
         self._inputs = torch.zeros(6 * most + 4 * attention.most_items(most), dtype=torch.int64, device=device)
+        self._gathered = torch.zeros(3 * most, dtype=torch.int64, device=device)  # ids, positions and slots
         # With shared prefixes the rows' lengths may add up to more than the pool has slots.
         self._table = BlockTable(most, most * context_length, device)
         self.logits_BW = torch.empty((most, model.head.width), dtype=torch.float32, device=device)
@@ -72,7 +74,10 @@ class DecodeGraphs:
         self._graphs: list[DecodeGraph] = []  # from small to large
 
     def capture(self, pool: Any) -> None:
-        """On the stream that will launch them. Largest first, so that the others find their memory in its pool."""
+        """On the stream that will launch them, behind `run_first`.
+
+        Largest first, so that the others find their memory in its pool.
+        """
         self._graphs = [self._capture(size, pool) for size in reversed(graph_sizes(self._spare_row))][::-1]
 
     def hold(self, plan: ScheduleBatch) -> bool:
@@ -116,31 +121,37 @@ class DecodeGraphs:
         else:
             self._draw(graph.size, masks)
 
+    def run_first(self) -> None:
+        """What is captured, with one layer and not for its results."""
+        for size in graph_sizes(self._spare_row):
+            for work in self._work(size, self._model.first_layer()):
+                work()
+
     def _capture(self, size: int, pool: Any) -> DecodeGraph:
         self._inputs.zero_()
         self._inputs[:size] = self._spare_row
+        forward, draw, *cascade = (captured(work, pool) for work in self._work(size, self._model))
+        return DecodeGraph(size, forward, cascade[0] if cascade else None, draw)
+
+    def _work(self, size: int, model: LlamaForCausalLM) -> list[Callable[[], None]]:
+        """The forward, the draw, and maybe the forward of rows that share prefixes."""
 
         def forward() -> None:
-            self._forward(size, shares=False)
+            self._forward(size, model, shares=False)
 
         def cascade() -> None:
-            self._forward(size, shares=True)
+            self._forward(size, model, shares=True)
 
         def draw() -> None:
             self._draw(size, None)
 
-        return DecodeGraph(
-            size,
-            captured(forward, pool),
-            captured(cascade, pool) if has_cascade(size, self._spare_row) else None,
-            captured(draw, pool),
-        )
+        return [forward, draw, *([cascade] if has_cascade(size, self._spare_row) else [])]
 
-    def _forward(self, size: int, *, shares: bool) -> None:
+    def _forward(self, size: int, model: LlamaForCausalLM, *, shares: bool) -> None:
         rows_B, starts_B, new_slots_B = self._inputs[: 3 * size].view(3, size)
         tables, tiling = self._tables, Tiling.of(size, self._attention.shape.group)
         tables.slots_RP[rows_B, starts_B] = new_slots_B.int()
-        ids_B, positions_B, slots_B = torch.empty_like(self._inputs[: 3 * size]).view(3, size)
+        ids_B, positions_B, slots_B = self._gathered[: 3 * size].view(3, size)
         lengths_B = starts_B + 1
         decode_inputs.gather(rows_B, lengths_B, tables.tokens_RP, tables.slots_RP, ids_B, positions_B, slots_B)
         if shares:
@@ -151,7 +162,7 @@ class DecodeGraphs:
         else:
             part = DecodePart(slice(None), self._table.fill(rows_B, lengths_B, tables.slots_RP, tiling))
         attend = StepAttention(self._attention.cache, positions_B, slots_B, [part])
-        self._model.head.of_own(self._model.forward(ids_B, positions_B, attend), self.logits_BW[:size])
+        model.head.of_own(model.forward(ids_B, positions_B, attend), self.logits_BW[:size])
 
     def _draw(self, size: int, masks: Masks | None) -> None:
         rows_B, starts_B, _ = self._inputs[: 3 * size].view(3, size)
@@ -175,10 +186,8 @@ def begin_capture(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     graph.capture_begin(pool, capture_error_mode="thread_local")
 
 
-def captured(work: Any, pool: Any) -> torch.cuda.CUDAGraph:
-    """Runs it once before, since first runs load and compile."""
-    work()
-    torch.cuda.synchronize()
+def captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """Of what was run before, since first runs load and compile."""
     graph = torch.cuda.CUDAGraph()
     begin_capture(graph, pool)
     try:

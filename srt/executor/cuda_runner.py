@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 
@@ -27,6 +28,7 @@ from srt.executor.spare_plan import no_masks, plan_of_spare_slots
 from srt.executor.tables import RowTables
 from srt.executor.upload import upload
 from srt.kernels import sampling
+from srt.kernels.compile_ahead import compiled_ahead
 from srt.kernels.edits import Masks
 from srt.layers.attention import kv_head_range
 from srt.messages import SamplingParams
@@ -36,7 +38,8 @@ from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 
 TEMPERATURE_ONLY = SamplingParams(max_new_tokens=1)
 FILTERS_ONLY = SamplingParams(max_new_tokens=1, top_p=0.5)
-EVERYTHING = SamplingParams(max_new_tokens=1, top_p=0.5, logprobs=1, repetition_penalty=2.0, logit_bias=((0, 1.0),))
+EDITS = SamplingParams(max_new_tokens=1, top_p=0.5, repetition_penalty=2.0, logit_bias=((0, 1.0),))
+EVERYTHING = msgspec.structs.replace(EDITS, logprobs=1)
 """Kernels differ by whether logits are drawn from as they are, filtered, or edited before."""
 
 
@@ -94,8 +97,23 @@ class CudaRunner:
             if graphs:
                 pool = torch.cuda.graph_pool_handle()
                 self._graphs = DecodeGraphs(model, self._attention, self._sampler, self._tables)
+                with compiled_ahead():
+                    self._sample_first(num_rows)  # at the head, since filters take longest to compile
+                    self._sample_first(1)
+                    self._graphs.run_first()
+                    self._prompts.run_first()
                 self._graphs.capture(pool)
                 self._prompts.capture(pool)
+
+    def _sample_first(self, num_rows: int) -> None:
+        """With all that sampling can be asked for, and not for its results."""
+        assert self._graphs is not None
+        all_allowed = no_masks(num_rows, self._num_tokens)
+        cases = ((FILTERS_ONLY, None), (FILTERS_ONLY, all_allowed), (EDITS, None), (TEMPERATURE_ONLY, all_allowed))
+        for wish, masks in cases:
+            plan = plan_of_spare_slots(num_rows, 0, 1, wish)
+            self._sampler.open(plan.opened)
+            self._sample(Launched(plan, self._graphs.logits_BW[:num_rows]), masks)
 
     def warm_up(self) -> None:
         """Computes as many tokens as a step may have, in many rows and in few, with all that sampling can be asked for.

@@ -44,8 +44,15 @@ class PromptGraphs:
         self._q_NHC, self._o_NHC = (torch.zeros(queries, dtype=shape.dtype, device=device) for _ in range(2))
         self._graphs: list[PromptGraph] = []  # from small to large
 
+    def run_first(self) -> None:
+        """What is captured, with one layer and not for its results."""
+        for size in self._sizes:
+            ids_N, positions_N, slots_N = self._inputs_3N[:, :size]
+            attend = BetweenPieces(self, positions_N, slots_N, size, None)
+            self._model.first_layer().forward(ids_N, positions_N, attend)
+
     def capture(self, pool: Any) -> None:
-        """On the stream that will launch them."""
+        """On the stream that will launch them, behind `run_first`."""
         self._graphs = [self._capture(size, pool) for size in reversed(self._sizes)][::-1]
 
     def holds(self, num_tokens: int) -> bool:
@@ -67,16 +74,10 @@ class PromptGraphs:
 
     def _capture(self, size: int, pool: Any) -> PromptGraph:
         ids_N, positions_N, slots_N = self._inputs_3N[:, :size]
-
-        def run(pieces: Pieces | None) -> torch.Tensor:
-            attend = BetweenPieces(self, positions_N, slots_N, size, pieces)
-            return self._model.attend(ids_N, positions_N, attend)[1]
-
-        run(None)  # first runs load and compile
-        torch.cuda.synchronize()
         pieces = Pieces(pool)
         pieces.begin()
-        return PromptGraph(size, pieces.graphs, run(pieces))
+        attend = BetweenPieces(self, positions_N, slots_N, size, pieces)
+        return PromptGraph(size, pieces.graphs, self._model.attend(ids_N, positions_N, attend)[1])
 
     def rotate(self, layer: int, size: int, *inputs: Any) -> torch.Tensor:
         """Queries to where attention will find them, keys and values into the cache; where attention puts its own."""

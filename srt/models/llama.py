@@ -6,6 +6,8 @@ V vocabulary.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from srt.layers.attention import Attend, Attention, FusedAttend
@@ -93,6 +95,12 @@ class LlamaForCausalLM:
             layer.pack()
         self._norm.pack()
         self.head.pack()
+
+    def first_layer(self) -> LlamaForCausalLM:
+        """Itself with no layer but the first: it launches the same kernels, less often."""
+        shorter = copy.copy(self)
+        shorter._layers = self._layers[:1]
+        return shorter
 
     def forward(
         self,

@@ -6,9 +6,12 @@ judged by the logits that transformers, in float32, has after the same tokens: i
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
+import triton
 from step_driver import StepDriver, Tenant
 from test_sampler import reference_noise
 from tiny_models import VOCAB, hf_model, our_config
@@ -110,6 +113,22 @@ def test_rows_join_leave_and_share(family, page_size, graphs):
     driver.generate([second, sharing, successor], 40, chunk=70)
     for tenant in (first, second, sharing, successor):
         assert_chosen(model, tenant)
+
+
+def test_all_that_graphs_launch_is_compiled_ahead(monkeypatch):
+    """By threads, several kernels at a time; the runner's own finds them when it captures."""
+    by_runner, compiled = [], []
+
+    def listener(*, src, **_):
+        compiled.append(src.fn.__name__)
+        if threading.current_thread() is threading.main_thread():
+            by_runner.append(src.fn.__name__)
+
+    model = model_of("llama", num_attention_heads=12, num_key_value_heads=4, num_hidden_layers=5, hidden_size=768)
+    monkeypatch.setattr(triton.knobs.compilation, "listener", listener)
+    build(model, num_rows=80)
+    assert len(compiled) > 20
+    assert set(by_runner) <= {"_page_table"}
 
 
 @pytest.mark.parametrize("graphs", [True, False])
