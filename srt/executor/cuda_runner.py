@@ -116,7 +116,7 @@ class CudaRunner:
             self._sample(Launched(plan, self._graphs.logits_BW[:num_rows]), masks)
 
     def warm_up(self) -> None:
-        """Computes as many tokens as a step may have, in many rows and in few, with all that sampling can be asked for.
+        """Computes as many tokens as a step may have, in many rows and in few, and all that sampling can be asked for.
 
         Kernels compile now and not while we serve, and if memory ends, it ends now.
         """
@@ -125,13 +125,12 @@ class CudaRunner:
         cases = [(most_rows, self._most_tokens // most_rows), (1, self._most_tokens)]
         cases += [(num_rows, 1) for num_rows in (2, 32, 64, 128) if num_rows < most_rows]
         for num_rows, length in cases:
-            length = min(length, context_length - 1)
-            for wish, masks in (
-                (FILTERS_ONLY, None),
-                (FILTERS_ONLY, no_masks(num_rows, self._num_tokens)),
-                (EVERYTHING, None),
+            for num_tokens, wish, masks in (
+                (min(length, context_length - 1), FILTERS_ONLY, None),
+                (1, FILTERS_ONLY, no_masks(num_rows, self._num_tokens)),
+                (1, EVERYTHING, None),
             ):
-                self._compute(plan_of_spare_slots(num_rows, num_rows // 2, length, wish), masks)
+                self._compute(plan_of_spare_slots(num_rows, num_rows // 2, num_tokens, wish), masks)
         for num_rows in (1, most_rows):
             plan = plan_of_spare_slots(num_rows, num_rows, 1, TEMPERATURE_ONLY)
             self._compute(plan, no_masks(num_rows, self._num_tokens))
