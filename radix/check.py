@@ -39,9 +39,9 @@ def _name(node: Node) -> str:
     return f"node {what} (serial {node.serial}, lock_ref {node.lock_ref})"
 
 
-def _place(owner: Node | Tenancy | None) -> str:
-    if owner is None:
-        return "free"
+def _place(owner: Node | Tenancy | str) -> str:
+    if isinstance(owner, str):
+        return owner
     return f"cached in {_name(owner)}" if isinstance(owner, Node) else f"held by row {owner.row}"
 
 
@@ -138,36 +138,36 @@ def _check_order(order: EvictionOrder, nodes: list[Node]) -> None:
 
 
 def _check_pages(ledger: Ledger, nodes: list[Node]) -> None:
-    owners: list[Node | Tenancy | None] = [None, *nodes]
+    owners: list[Node | Tenancy | str] = ["free", *nodes]
     runs = [ledger.allocator.free_slots, *(node.slots for node in nodes)]
     for tenancy in ledger.tenancies:
         if tenancy is not None:
             owners.append(tenancy)
             runs.append(ledger.table[tenancy.row, tenancy.shared : tenancy.allocated])
-    _check_each_page(ledger.allocator, ledger.capacity, runs, [_place(owner) for owner in owners])
+    _check_each_page(ledger.allocator, ledger.capacity, runs, owners)
 
 
 def _check_host_pages(host: HostTier, nodes: list[Node]) -> None:
     runs = [host.allocator.free_slots, host.leaving_slots, *(node.slots for node in nodes)]
-    _check_each_page(host.allocator, host.capacity, runs, ["free", "leaving", *map(_place, nodes)])
+    _check_each_page(host.allocator, host.capacity, runs, ["free", "leaving", *nodes])
     cached = sum(len(node.slots) for node in nodes)
     if host.cached_tokens != cached:
         raise LedgerError(f"host memory is said to have {host.cached_tokens} tokens, the tree has {cached} there")
 
 
 def _check_each_page(
-    allocator: TokenToKVPoolAllocator, capacity: int, runs: list[np.ndarray], places: list[str]
+    allocator: TokenToKVPoolAllocator, capacity: int, runs: list[np.ndarray], owners: list[Node | Tenancy | str]
 ) -> None:
-    """Each page of a memory must be in one of `runs`, once; `places` says what they are."""
+    """Each page of a memory must be in one of `runs`, once; `owners` says whose they are."""
     page_size = allocator.page_size
     pages = np.concatenate(runs).reshape(-1, page_size)
-    place = np.repeat(np.arange(len(runs)), [len(run) // page_size for run in runs])
+    owner = np.repeat(np.arange(len(runs)), [len(run) // page_size for run in runs])
     numbers, offsets = np.divmod(pages, page_size)
     num_pages = capacity // page_size
     wrong = (offsets != np.arange(page_size)) | (numbers != numbers[:, :1]) | (numbers < 1) | (numbers > num_pages)
     for index in np.flatnonzero(wrong.any(axis=1)):
-        raise LedgerError(f"slots {pages[index]} are not a page of the pool and are {places[place[index]]}")
+        raise LedgerError(f"slots {pages[index]} are not a page of the pool and are {_place(owners[owner[index]])}")
     times = np.bincount(numbers[:, 0], minlength=num_pages + 1)
     for page in np.flatnonzero(times[1:] != 1) + 1:
-        found = [places[index] for index in place[numbers[:, 0] == page]]
+        found = [_place(owners[index]) for index in owner[numbers[:, 0] == page]]
         raise LedgerError(f"page {page} must be in one place; it is {' and '.join(found) or 'nowhere'}")

@@ -116,11 +116,8 @@ class Harness:
     def evict(self, num_pages: int) -> None:
         """The least recently used page that no cached page continues goes first."""
         for _ in range(num_pages):
-            leaves = [
-                (namespace, key)
-                for namespace, key in self.evictable()
-                if not any(n == namespace and len(k) > len(key) and k.startswith(key) for n, k in self.cached)
-            ]
+            continued = {(namespace, key[: -4 * self.page_size]) for namespace, key in self.cached}
+            leaves = [page for page in self.evictable() if page not in continued]
             victim = min(leaves, key=lambda page: (self.released[page], -len(page[1])))
             self.free.append(self.cached.pop(victim))
             del self.released[victim]
