@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.fakes import FakeExecutor, FakeModel
+from shared.fake_executor import FakeExecutor, FakeModel
 from shared.python_path import python_path
 
 import launch

@@ -13,16 +13,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from shared.fake_executor import FakeExecutor, FakeModel, fake_logprobs
 from shared.fakes import (
     FakeDrafter,
-    FakeExecutor,
     FakeGrammars,
-    FakeModel,
     ListConsensus,
     RecordingObserver,
     RecordingOutlet,
     ScriptedIntake,
-    fake_logprobs,
 )
 
 from radix import Ledger, check_ledger
