@@ -59,7 +59,7 @@ class ModelRunner:
         self._attention = TorchNativeBackend(self._cache)
         self._sampling = SamplingTable(shape.num_rows)
         self._num_tokens = min(shape.num_tokens_vocab, config.vocab_size)
-        self._sampler = Sampler(self._sampling, self._num_tokens, device)
+        self._sampler = Sampler(self._sampling, self._num_tokens)
         self._queue: deque[Launched] = deque()
 
     def take_model(self, model: LlamaForCausalLM) -> None:

@@ -39,12 +39,12 @@ def signed(word: int) -> int:
 
 
 class Noise:
-    def __init__(self, num_tokens: int, device: torch.device):
-        self._spread_V = torch.arange(num_tokens, dtype=torch.int32, device=device) * signed(0x9E3779B9)
+    def __init__(self, num_tokens: int):
+        self._spread_V = torch.arange(num_tokens, dtype=torch.int32) * signed(0x9E3779B9)
         # A row after the other through buffers that stay in the cache: fresh memory costs more than the arithmetic.
         self._word_V = torch.empty_like(self._spread_V)
         self._shifted_V = torch.empty_like(self._spread_V)
-        self._noise_V = torch.empty(num_tokens, dtype=torch.float32, device=device)
+        self._noise_V = torch.empty(num_tokens, dtype=torch.float32)
 
     def negative_gumbel(self, key_2: np.ndarray, ids: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [V], or of the given tokens alone: subtract it from logits. Valid until the next call."""

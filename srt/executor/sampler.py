@@ -1,4 +1,4 @@
-"""L4, each rank: from logits to tokens, every row by its own parameters.
+"""L4, each rank: the sampler of a CPU: from logits to tokens, every row by its own parameters.
 
 In this order: penalties, logit bias, min_new_tokens, grammar mask; then greedy, or temperature, top-k, top-p, min-p and
 the argmax of what is left plus Gumbel noise, which draws from the softmax (Maddison, Tarlow and Minka 2014). Ties go
@@ -37,11 +37,10 @@ class Sampled:
 
 
 class Sampler:
-    def __init__(self, table: SamplingTable, num_tokens_vocab: int, device: torch.device):
+    def __init__(self, table: SamplingTable, num_tokens_vocab: int):
         self._table = table
         self._num_tokens = num_tokens_vocab
-        self._device = device
-        self._noise = Noise(num_tokens_vocab, device)
+        self._noise = Noise(num_tokens_vocab)
 
     def __call__(
         self, logits_SV: torch.Tensor, plan: ScheduleBatch, tokens_RP: torch.Tensor, masks: TokenMasks | None
@@ -51,7 +50,7 @@ class Sampler:
         wanted = self._table.take(rows_S)
         padded_SV = logits_SV.float()
         logits_SV = padded_SV[:, : self._num_tokens]
-        with_logprobs = torch.from_numpy(np.flatnonzero(wanted.logprobs >= 0)).to(self._device)
+        with_logprobs = torch.from_numpy(np.flatnonzero(wanted.logprobs >= 0))
         logprobs_LV = logits_SV[with_logprobs].log_softmax(-1) if len(with_logprobs) else None
 
         # A request may name any id that the model's vocabulary has.
@@ -65,7 +64,7 @@ class Sampler:
             return Sampled(tokens_S)
         wishes = [self._table.wishes(row) for row in rows_S[wanted.logprobs >= 0].tolist()]
         rated = rate(logprobs_LV, tokens_S[with_logprobs], int(wanted.logprobs.max()), wishes)
-        spread = [torch.zeros((len(tokens_S), *each.shape[1:]), dtype=each.dtype, device=each.device) for each in rated]
+        spread = [torch.zeros((len(tokens_S), *each.shape[1:]), dtype=each.dtype) for each in rated]
         for whole, each in zip(spread, rated, strict=True):
             whole[with_logprobs] = each
         return Sampled(tokens_S, LogprobTensors(*spread))
@@ -86,14 +85,10 @@ class Sampler:
                 penalise(logits_V, tokens_RP[row, : int(positions_S[index])], opened)
             if wanted.biased[index]:
                 ids, values = zip(*opened.sampling.logit_bias, strict=True)
-                logits_V.index_add_(
-                    0,
-                    torch.tensor(ids, device=self._device),
-                    torch.tensor(values, dtype=torch.float32, device=self._device),
-                )
+                logits_V.index_add_(0, torch.tensor(ids), torch.tensor(values, dtype=torch.float32))
             if must_go_on_S[index]:
                 stops = [token for token in opened.stop_token_ids if token < len(logits_V)]
-                logits_V[torch.tensor(stops, dtype=torch.int64, device=self._device)] = -math.inf
+                logits_V[torch.tensor(stops, dtype=torch.int64)] = -math.inf
 
     def _forbid(
         self, logits_SV: torch.Tensor, masks: TokenMasks, must_go_on_S: np.ndarray, draws_S: np.ndarray
@@ -114,11 +109,11 @@ class Sampler:
         return few
 
     def _forbid_in_place(self, logits_SV: torch.Tensor, places_M: np.ndarray, bits_MW: np.ndarray) -> None:
-        if cpu.serves(self._device):
+        if cpu.AVAILABLE:
             cpu.forbid_(logits_SV, torch.from_numpy(places_M.astype(np.int64)), torch.from_numpy(bits_MW))
             return
         forbidden = np.unpackbits((~bits_MW).astype("<i4").view(np.uint8), axis=1, bitorder="little")
-        forbidden_MV = torch.from_numpy(forbidden[:, : self._num_tokens]).view(torch.bool).to(self._device)
+        forbidden_MV = torch.from_numpy(forbidden[:, : self._num_tokens]).view(torch.bool)
         for place, forbidden_V in zip(places_M.tolist(), forbidden_MV, strict=True):
             logits_SV[place].masked_fill_(forbidden_V, -math.inf)
 
@@ -127,7 +122,7 @@ class Sampler:
         words = np.flatnonzero(bits_W)
         places = np.flatnonzero(np.unpackbits(bits_W[words].astype("<i4").view(np.uint8), bitorder="little"))
         ids = words[places // 32] * 32 + places % 32
-        return torch.from_numpy(ids[ids < self._num_tokens]).to(self._device)
+        return torch.from_numpy(ids[ids < self._num_tokens])
 
     def _choose(
         self, logits_SV: torch.Tensor, positions_S: np.ndarray, wanted: SamplingRows, few: Mapping[int, torch.Tensor]
@@ -135,9 +130,9 @@ class Sampler:
         draws = wanted.temperature > 0
         if not draws.any():
             return argmax(logits_SV)
-        tokens_S = torch.empty(len(logits_SV), dtype=torch.int64, device=self._device)
+        tokens_S = torch.empty(len(logits_SV), dtype=torch.int64)
         if not draws.all():
-            greedy = torch.from_numpy(np.flatnonzero(~draws)).to(self._device)
+            greedy = torch.from_numpy(np.flatnonzero(~draws))
             tokens_S[greedy] = argmax(logits_SV[greedy])
         keys_S2 = row_keys(wanted.seed, positions_S)
         for index in np.flatnonzero(draws).tolist():
@@ -160,9 +155,7 @@ class Sampler:
 
 
 def argmax(logits_SV: torch.Tensor) -> torch.Tensor:
-    if cpu.serves(logits_SV.device):
-        return cpu.argmax(logits_SV)
-    return logits_SV.argmax(-1)
+    return cpu.argmax(logits_SV) if cpu.AVAILABLE else logits_SV.argmax(-1)
 
 
 def penalise(logits_V: torch.Tensor, tokens: torch.Tensor, opened: OpenedRow) -> None:
@@ -189,7 +182,7 @@ def kept_tokens(scaled_V: torch.Tensor, top_k: int, top_p: float, min_p: float) 
         return scaled_V.argmax()[None]
     total = float((scaled_V - best).exp_().sum()) if top_p < 1 and top_k == 0 else 0.0
     kept = (scaled_V >= best - DEPTH).nonzero()[:, 0]
-    values = scaled_V[kept].cpu().numpy().astype(np.float64)
+    values = scaled_V[kept].numpy().astype(np.float64)
     if top_k > 0:
         decided = top_k <= len(values)
     elif top_p < 1:
@@ -198,7 +191,7 @@ def kept_tokens(scaled_V: torch.Tensor, top_k: int, top_p: float, min_p: float) 
         decided = math.log(min_p) >= -DEPTH
     if not decided:
         kept = (scaled_V > -math.inf).nonzero()[:, 0]
-        values = scaled_V[kept].cpu().numpy().astype(np.float64)
+        values = scaled_V[kept].numpy().astype(np.float64)
 
     least = best + math.log(min_p) if min_p > 0 else -math.inf
     descending = np.sort(values)[::-1]
@@ -210,4 +203,4 @@ def kept_tokens(scaled_V: torch.Tensor, top_k: int, top_p: float, min_p: float) 
         goal = top_p * (total if top_k == 0 else reached[-1])
         # Rounding may leave even the last sum below the goal.
         least = max(least, descending[min(int(np.searchsorted(reached, goal)), len(descending) - 1)])
-    return kept[torch.from_numpy(values >= least).to(kept.device)]
+    return kept[torch.from_numpy(values >= least)]

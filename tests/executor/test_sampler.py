@@ -17,7 +17,6 @@ from srt.kernels import cpu
 from srt.messages import SamplingParams
 from srt.scheduler.schedule_batch import OpenedRow, ScheduleBatch, TokenMasks
 
-CPU = torch.device("cpu")
 WORD = 2**32 - 1
 LONG = 2**64 - 1
 
@@ -94,7 +93,7 @@ class Bench:
         for row, (wanted, tokens, prompt_len, stops) in enumerate(rows):
             self.table.open(OpenedRow(row, np.array(tokens, np.int32), prompt_len, wanted, stops))
             self.tokens_RP[row, : len(tokens)] = torch.tensor(tokens)
-        self.sampler = Sampler(self.table, vocab, CPU)
+        self.sampler = Sampler(self.table, vocab)
 
     def plan(self, order: Sequence[int], samples: Sequence[bool] | None = None) -> ScheduleBatch:
         row = np.array(order, np.int32)
@@ -173,7 +172,7 @@ def test_any_batch_gives_the_same_tokens(mixed):
 
 
 def test_noise_is_the_documented_function():
-    noise = Noise(1003, CPU)
+    noise = Noise(1003)
     seeds = np.array([0, 1, 2**63 - 1, 12345678901234567, 5])
     positions = np.array([0, 7, 131071, 2, 2])
     keys = row_keys(seeds, positions)
@@ -186,7 +185,7 @@ def test_noise_is_the_documented_function():
 
 
 def test_noise_has_no_infinity_and_hardly_a_repetition():
-    values = Noise(2**18, CPU).negative_gumbel(row_keys(np.array([3]), np.array([4]))[0])
+    values = Noise(2**18).negative_gumbel(row_keys(np.array([3]), np.array([4]))[0])
     assert torch.isfinite(values).all()
     assert len(values.unique()) > 0.99 * len(values)
     assert values.double().mean().item() == pytest.approx(-0.5772, abs=1e-2)
@@ -218,7 +217,7 @@ def draws(logits_V: torch.Tensor, wanted: SamplingParams, count: int, by: str) -
         0, (), count, rows, end - one, one, end - one, one.astype(np.int32), end, np.zeros(0, np.int32)
     )
     with torch.inference_mode():
-        sampler = Sampler(table, len(logits_V), CPU)
+        sampler = Sampler(table, len(logits_V))
         return sampler(logits_V.repeat(count, 1), plan, torch.zeros((count, 1)), None).tokens_S.numpy()
 
 

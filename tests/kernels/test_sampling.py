@@ -20,7 +20,7 @@ def draw(num_rows, num_tokens, device, random, dtype=torch.float32, padding=5):
 
 def noise(seeds, positions, num_tokens):
     """The CPU's, [S, V]."""
-    source = Noise(num_tokens, torch.device("cpu"))
+    source = Noise(num_tokens)
     keys = row_keys(seeds.cpu().numpy(), positions.cpu().numpy())
     return torch.stack([-source.negative_gumbel(key) for key in keys])
 
