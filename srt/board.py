@@ -199,7 +199,7 @@ class RankRecord:
 
     def fail(self, reason: str) -> None:
         """The rank's last words: its heartbeat stays at the moment of the failure."""
-        self._body[_FAILURE_AT:] = reason.encode()[:_FAILURE].ljust(_FAILURE, b"\0")
+        self._body[_FAILURE_AT:] = reason.encode(errors="replace")[:_FAILURE].ljust(_FAILURE, b"\0")
         self.beat(Phase.FAILED)
 
     def _write(self) -> None:
