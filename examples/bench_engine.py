@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 import torch
 
-from examples.bench_cache import Record
 from examples.bench_one_batch import make_runner
 from examples.host import machine
 from examples.model_shapes import SHAPES
+from examples.simulated_engine import Record
 from examples.workloads import random_prompts
 from srt.executor.shape import ExecutorShape
 from srt.messages import Inbox, NewRequest, SamplingParams, TokenBatch, pack_ids

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from examples.bench_cache import CONTEXT, CPU_BUDGET, CPU_ROWS, VOCABULARY, Run, compare_policies, run
+from examples.bench_cache import CPU_BUDGET, CPU_ROWS, compare_policies
 from examples.host import machine
 from examples.model_shapes import SHAPES
+from examples.simulated_engine import CONTEXT, VOCABULARY, Run, run
 from examples.workloads import shared_prefix
 from srt.executor.model_runner import Launched, ModelRunner
 from srt.executor.shape import ExecutorShape
