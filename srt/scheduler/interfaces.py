@@ -77,7 +77,7 @@ class Grammars(Protocol):
         """Advances by one committed token."""
 
     def drop(self, rid: int) -> None:
-        """The request is gone. Unknown rids are ignored."""
+        """The request is gone."""
 
 
 class Drafter(Protocol):
