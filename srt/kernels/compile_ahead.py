@@ -28,7 +28,8 @@ def compiled_ahead() -> Iterator[None]:
         with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)) as threads:
             with triton.AsyncCompileMode(threads) as compiling:
                 yield
-            list(threads.map(_load, compiling.future_kernels.values()))
+                kernels = list(compiling.future_kernels.values())
+            list(threads.map(_load, kernels))
     finally:
         JITFunction.run = run
 
