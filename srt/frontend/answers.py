@@ -67,8 +67,9 @@ def text_response(text: str, content_type: str = "text/plain") -> Answer:
 @functools.lru_cache(64)
 def _begin(version: HttpVersion, status: int, content_type: str, keep_alive: bool, second: int) -> str:
     """What many answers of a second have in common."""
+    phrase = _PHRASES.get(status, "")
     head = (
-        f"HTTP/{version.major}.{version.minor} {status} {_PHRASES[status]}\r\n"
+        f"HTTP/{version.major}.{version.minor} {status} {phrase}\r\n"
         f"Content-Type: {content_type}\r\nDate: {formatdate(second, usegmt=True)}\r\n"
     )
     if keep_alive:
