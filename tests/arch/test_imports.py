@@ -239,8 +239,9 @@ LOADED = "import sys; __import__(sys.argv[1]); print(*sys.modules, sep='\\n')"
 
 EACH_ALONE = """
 import importlib, os, sys
-import aiohttp, jinja2, msgspec, numpy, tokenizers, zmq
-heavy, *names = sys.argv[1:]
+import aiohttp.web, jinja2.sandbox, msgspec, numpy, tokenizers, zmq
+heavy, sys.pycache_prefix, *names = sys.argv[1:]
+sys.dont_write_bytecode = False  # what one process compiles the others need not
 for name in names:
     pid = os.fork()
     if pid == 0:
@@ -268,9 +269,9 @@ def test_a_door_loads_nothing_that_is_not_its_own(door):
     assert [name for name in loaded if any(is_inside(name, banned) for banned in DOORS[door])] == []
 
 
-def test_each_light_module_can_be_imported_first():
+def test_each_light_module_can_be_imported_first(tmp_path):
     """In a process of its own, forked from an interpreter that has loaded nothing of ours."""
     light = [module.name for module in modules() if room_of(module.name) not in HEAVY_ROOMS]
-    process = fresh_python(EACH_ALONE, ",".join(HEAVY), *light)
+    process = fresh_python(EACH_ALONE, ",".join(HEAVY), str(tmp_path), *light)
     assert process.returncode == 0, process.stderr
     assert not process.stdout, process.stdout
