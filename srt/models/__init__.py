@@ -7,7 +7,7 @@ MODELS = Registry(
     {
         "LlamaForCausalLM": "srt.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "srt.models.llama:LlamaForCausalLM",
-        "Qwen2ForCausalLM": "srt.models.qwen2:Qwen2ForCausalLM",
-        "Qwen3ForCausalLM": "srt.models.qwen3:Qwen3ForCausalLM",
+        "Qwen2ForCausalLM": "srt.models.llama:LlamaForCausalLM",
+        "Qwen3ForCausalLM": "srt.models.llama:LlamaForCausalLM",
     },
 )

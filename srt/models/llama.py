@@ -1,4 +1,7 @@
-"""L4, each rank: Llama and Mistral, a stack of pre-norm decoder layers with SwiGLU feed-forward blocks.
+"""L4, each rank: Llama, Mistral, Qwen2 and Qwen3, stacks of pre-norm decoder layers with SwiGLU feed-forward blocks.
+
+What they differ in is in the configuration: biases (`qkv_bias`, `output_bias`, `mlp_bias`), and queries and keys that
+are normalised head by head (`qk_norm`).
 
 Shapes: N tokens of a step, L those of them whose logits are wanted, D hidden size, E features of all heads,
 V vocabulary.
