@@ -225,24 +225,28 @@ class RadixCache:
         return min(size, max(num_tokens, least))
 
     def _evict(self, node: Node, drop: int) -> np.ndarray:
-        """The last `drop` tokens of the pool's oldest node leave the pool. Returns their slots."""
-        if self.host is not None and self._make_room(drop):
-            if drop < len(node.slots):
-                upper = split(node, len(node.key) - drop * TOKEN_BYTES, self._page_bytes)
-                self.order.replace(node, upper)
-            else:
-                self.order.discard(node)
-            slots = node.slots
-            self.cached_tokens -= drop
-            self.evictable_tokens -= drop
-            self.host.save(node)
-            if self._observer is not None:
-                self._observer.moved(slots, node.slots, to_host=True)
-            return slots
+        """The last `drop` tokens of the pool's oldest node leave the pool. Returns their slots.
+
+        If host memory is too small for all of them their tail is forgotten, with all that was there.
+        """
         slots = node.slots[len(node.slots) - drop :]
         self.cached_tokens -= drop
         self.evictable_tokens -= drop
-        self._cut(node, drop, self.order)
+        moved = 0 if self.host is None else min(drop, self.host.capacity)
+        if not moved or not self._make_room(moved):
+            self._cut(node, drop, self.order)
+            return slots
+        if moved < drop:
+            self._cut(node, drop - moved, self.order)
+        if moved < len(node.slots):
+            upper = split(node, len(node.key) - moved * TOKEN_BYTES, self._page_bytes)
+            self.order.replace(node, upper)
+        else:
+            self.order.discard(node)
+        in_pool = node.slots
+        self.host.save(node)
+        if self._observer is not None:
+            self._observer.moved(in_pool, node.slots, to_host=True)
         return slots
 
     def _make_room(self, num_tokens: int) -> bool:

@@ -191,6 +191,14 @@ def test_a_long_leaf_is_evicted_in_sixteenths() -> None:
     check_ledger(ledger)
 
 
+def test_a_prefix_longer_than_host_memory_leaves_its_head_there() -> None:
+    ledger = make(40, num_rows=1, context_length=40, host_pages=10)
+    first = key(*range(40))
+    run(ledger, first)
+    run(ledger, key(*range(100, 140)))
+    assert ledger.peek(b"", first) == 10
+
+
 def test_full_pool_is_reused_from_end_to_end() -> None:
     ledger = make(num_pages=6, page_size=4, context_length=24)
     for first in range(5):

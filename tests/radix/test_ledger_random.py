@@ -64,7 +64,7 @@ def test_random_operations(page_size: int, num_pages: int, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("page_size", "num_pages", "host_pages", "restore_least"),
-    [(1, 70, 150, 1), (1, 70, 80, 5), (1, 90, 20, 3), (4, 20, 40, 1), (4, 20, 40, 5), (16, 6, 24, 1)],
+    [(1, 70, 150, 1), (1, 70, 80, 5), (1, 90, 20, 3), (1, 90, 10, 1), (4, 20, 40, 1), (4, 20, 40, 5), (16, 6, 24, 1)],
 )
 def test_random_operations_with_host_memory(
     page_size: int, num_pages: int, host_pages: int, restore_least: int, seed: int
