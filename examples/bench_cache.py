@@ -21,6 +21,7 @@ cores.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import heapq
 import json
@@ -245,6 +246,7 @@ def _asking() -> int:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     result = {
         "benchmark": "cache",
         **machine(),

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from examples.bench_one_batch import make_runner
-from examples.host import machine
+from examples.host import device_name, machine
 from examples.model_shapes import SHAPES
 from examples.simulated_engine import Record
 from examples.workloads import random_prompts
@@ -112,7 +112,7 @@ def serve(executor: Any, requests: list[NewRequest], settings: Settings) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", choices=sorted(SHAPES))
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", type=device_name, default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--input", type=int, default=128)
     parser.add_argument("--output", type=int, default=400)

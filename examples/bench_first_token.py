@@ -1,6 +1,6 @@
 """What a JSON schema adds to the time to the first token, where the server has not seen it and where it has.
 
-    python examples/bench_first_token.py FILE [--base-url http://127.0.0.1:30000] [--schemas 100]
+    python -m examples.bench_first_token FILE [--base-url http://127.0.0.1:30000] [--schemas 100]
 
 FILE has JSON objects with a `schema`, one a line. One connection, one request at a time, one token each, the same
 prompt always, so that all of it is cached. Each schema is asked for twice, between two requests without one; what it
@@ -16,9 +16,10 @@ import random
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from examples.host import json_lines, need_server
 
 PROMPT = "Write one JSON document."
 
@@ -52,12 +53,13 @@ def shares(values: list[float]) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("lines", metavar="FILE", type=json_lines)
     parser.add_argument("--base-url", default="http://127.0.0.1:30000")
     parser.add_argument("--schemas", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    schemas = [json.loads(line)["schema"] for line in options.file.read_text().splitlines()]
+    need_server(options.base_url)
+    schemas = [line["schema"] for line in options.lines]
     random.Random(options.seed).shuffle(schemas)
     client = Client(options.base_url)
     for _ in range(20):
@@ -75,6 +77,8 @@ def main() -> int:
         cached.append(again - plain[-1])
         if len(plain) == options.schemas:
             break
+    if len(plain) < 2:
+        sys.exit("percentiles take two schemas that are served")
     figures = {"plain_ms": shares(plain), "cold_adds_ms": shares(cold), "cached_adds_ms": shares(cached)}
     print(json.dumps({"schemas": len(plain), **figures}))
     return 0

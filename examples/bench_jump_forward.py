@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
-from examples.host import interval
+from examples.host import device_name, interval
 from srt.constrained.manager import GrammarManager
 from srt.executor.shape import ExecutorShape
 from srt.executor.weights import iterate_weights
@@ -176,7 +176,7 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", type=device_name, default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--temperature", type=float, default=0.7)

@@ -5,7 +5,7 @@ time of one call in microseconds, `bytes` what it must read and write, and `shar
 that this GPU shows in the same run (`read_gb_s`, the maximum over 4 GB). `layer` is a decoder layer's launches one
 after the other, without attention; `cublas` are the products as torch computes them.
 
-    python examples/bench_kernels.py --rows 1 4 16 64
+    python -m examples.bench_kernels --rows 1 4 16 64
 """
 
 from __future__ import annotations

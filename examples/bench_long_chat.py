@@ -17,7 +17,7 @@ import statistics
 import urllib.request
 from typing import Any
 
-from examples.host import machine
+from examples.host import machine, need_server
 from examples.workloads import WORDS
 
 FRONT = ("parse", "render", "tokenize", "dispatch")
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=64)
     parser.add_argument("--output", type=int, default=16)
     args = parser.parse_args()
+    need_server(args.base_url)
 
     rng = random.Random(0)
     messages: list[dict[str, str]] = []

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from examples.bench_one_batch import Driver, make_runner
-from examples.host import interval
+from examples.host import device_name, interval, json_lines
 from examples.model_shapes import SHAPES, write_model
 from srt.constrained.manager import GrammarManager
 from srt.executor.shape import ExecutorShape
@@ -43,12 +43,11 @@ DEFAULT_MODEL = "smollm2-135m"
 class Rows:
     """A grammar for each row, begun again where it ends."""
 
-    def __init__(self, vocabulary: Vocabulary, file: Path, num_rows: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, lines: list[Any], num_rows: int) -> None:
         check, rnd = GrammarCheck(vocabulary), random.Random(0)
-        lines = file.read_text().splitlines()
         self._grammars: list[Grammar] = []
         while len(self._grammars) < num_rows:
-            schema = json.loads(rnd.choice(lines))["schema"]
+            schema = rnd.choice(lines)["schema"]
             try:
                 self._grammars.append(check(Form("json_schema", schema, "schema")))
             except GrammarError:
@@ -109,9 +108,9 @@ def timed(runner: Any, plans: list[Any], rows: Rows | None) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("lines", metavar="FILE", type=json_lines)
     parser.add_argument("--model", choices=SHAPES, default=DEFAULT_MODEL)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=device_name, default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--context", type=int, default=192)
@@ -121,7 +120,7 @@ def main() -> None:
     parser.set_defaults(no_graphs=False, chunk=8192)
     args = parser.parse_args()
     config, device = ModelConfig.from_hf(SHAPES[args.model]), torch.device(args.device)
-    rows = Rows(vocabulary_of(args.model), args.file, args.rows)
+    rows = Rows(vocabulary_of(args.model), args.lines, args.rows)
     length = args.context + args.steps
     shape = ExecutorShape(
         num_rows=args.rows,

@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from examples.host import machine
+from examples.host import device_name, machine
 from examples.model_shapes import SHAPES, write_model
 from examples.workloads import Conversation, nano, random_prompts, shared_prefix
 from srt.engine import Engine
@@ -70,7 +70,7 @@ def run(engine: Engine, conversations: list[Conversation], temperature: float) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help=f"{', '.join(SHAPES)}, or a path; the default model if unset")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--device", type=device_name, default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--workload", default="nano256", choices=("nano256", "shared-prefix", "random"))
     parser.add_argument("--num-prompts", type=int, default=256, help="of nano256 and random")
     parser.add_argument("--groups", type=int, default=64, help="of shared-prefix")

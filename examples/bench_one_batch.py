@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from examples.host import device_name
 from examples.model_shapes import SHAPES
 from srt.executor.shape import ExecutorShape
 from srt.executor.weights import iterate_weights
@@ -174,7 +175,7 @@ def make_runner(config: ModelConfig, shape: ExecutorShape, args: argparse.Namesp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", choices=sorted(SHAPES))
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", type=device_name, default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rows", type=int, nargs="*", default=[1], help="batch sizes of decode, one after the other")
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--prompts", type=int, default=1)

@@ -1,6 +1,6 @@
 """Micro-benchmark of the ledger: what a match, an insert, an eviction and the life of a request cost.
 
-    python examples/bench_radix.py
+    python -m examples.bench_radix
 
 Prints one JSON line. All is measured in a pool that holds 10k and then 1M cached tokens of prompts of 1,000 tokens, of
 which ten at a time share their first 200. Each pass takes other prompts than the one before, so that a big tree is not
@@ -10,6 +10,7 @@ A figure is the best pass: passes last some microseconds, and the best is one th
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -153,6 +154,7 @@ def measure(cached_tokens: int) -> dict[str, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     small, large = 10_000, 1_000_000
     figures = {size: measure(size) for size in (small, large)}
     result = {

@@ -1,6 +1,6 @@
 """JSON schemas with valid and invalid instances against the server's own way from a schema to a mask.
 
-    python examples/bench_schemas.py FILE [--model-path PATH]
+    python -m examples.bench_schemas FILE [--model-path PATH]
 
 FILE has one JSON object a line, `{"id", "schema", "tests": [{"valid", "data"}], "features"}`, as MaskBench. Each schema
 goes through the front door's check and a rank's compiler; each instance, written compactly, is walked token by token,
@@ -19,11 +19,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from examples.host import json_lines
 from srt.constrained.llguidance_backend import LLGuidance
 from srt.frontend.constraints import Form
 from srt.frontend.grammar_check import GrammarCheck
@@ -135,7 +135,7 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("cases", metavar="FILE", type=json_lines)
     parser.add_argument("--model-path")
     parser.add_argument("--verbose", action="store_true", help="name each schema that does not pass")
     options = parser.parse_args()
@@ -144,8 +144,7 @@ def main() -> int:
     outcomes: Counter[str] = Counter()
     features: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()
-    for line in options.file.read_text().splitlines():
-        case = json.loads(line)
+    for case in options.cases:
         outcome, reason = walk.schema(case["schema"], case["tests"])
         outcomes[outcome] += 1
         if outcome != "pass":

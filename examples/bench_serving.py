@@ -25,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from examples.host import machine
+from examples.host import machine, need_server
 from examples.load_client import LoadClient, StreamResult
 from examples.workloads import Conversation, multi_turn, random_prompts, shared_prefix
 
@@ -220,6 +220,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    need_server(f"http://{args.host}:{args.port}")
     report = uvloop.run(bench(args))
     print(json.dumps(report))
     if report["errors"]:

@@ -1,6 +1,6 @@
 """Random schemas at a high temperature against a running server: is all that comes back what was asked for?
 
-    python examples/check_schemas.py FILE [--base-url http://127.0.0.1:30000] [--requests 500] [--concurrency 16]
+    python -m examples.check_schemas FILE [--base-url http://127.0.0.1:30000] [--requests 500] [--concurrency 16]
 
 FILE has JSON objects with a `schema`, one a line. Every other answer is streamed. What has finished must validate
 (`jsonschema`); what was cut must be a prefix that the schema's grammar accepts. Needs the model's tokenizer, as the
@@ -15,12 +15,12 @@ import json
 import random
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import jsonschema
 
+from examples.host import json_lines, need_server
 from srt.constrained.llguidance_backend import LLGuidance
 from srt.frontend.constraints import Form
 from srt.frontend.grammar_check import GrammarCheck
@@ -78,7 +78,7 @@ async def answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     rnd = random.Random(options.seed)
     prefixes = Prefixes(options.model_path)
-    schemas = [json.loads(line)["schema"] for line in options.file.read_text().splitlines()]
+    schemas = [line["schema"] for line in options.lines]
     schemas = [schema for schema in schemas if len(json.dumps(schema)) < options.longest and prefixes.is_served(schema)]
     jobs = [(index, rnd.choice(schemas)) for index in range(options.requests)]
     outcomes: Counter[str] = Counter()
@@ -121,7 +121,7 @@ def judge(prefixes: Prefixes, schema: Any, status: int, text: str, finish: str) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("lines", metavar="FILE", type=json_lines)
     parser.add_argument("--base-url", default="http://127.0.0.1:30000")
     parser.add_argument("--model-path")
     parser.add_argument("--requests", type=int, default=500)
@@ -129,7 +129,9 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--longest", type=int, default=1500, help="characters of a schema")
     parser.add_argument("--seed", type=int, default=0)
-    result = asyncio.run(run(parser.parse_args()))
+    options = parser.parse_args()
+    need_server(options.base_url)
+    result = asyncio.run(run(options))
     print(json.dumps(result))
     return 1 if any(result.get(outcome) for outcome in ("invalid", "no prefix", "error")) else 0
 

@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from examples.host import need_server
 from examples.hostile_bodies import Fuzzer, Shot, fields_of
 from examples.soak import left_behind, memory_mb
 
@@ -111,6 +112,7 @@ async def main() -> int:
     parser.add_argument("--pid", type=int, help="of the server's main process, to measure memory")
     parser.add_argument("--show", action="store_true", help="print what is sent")
     args = parser.parse_args()
+    need_server(args.base_url)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None), auto_decompress=False) as session:
             async with session.get(f"{args.base_url}/openapi.json") as response:

@@ -1,7 +1,9 @@
-"""What the benchmarks share: servers as child processes, and who used the machine's cores meanwhile."""
+"""What the examples share: servers as child processes, those that must be there, arguments, the machine."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import random
@@ -16,8 +18,35 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from srt.hardware import cuda_device_count
 
 _TICK = os.sysconf("SC_CLK_TCK")
+
+
+def need_server(base_url: str) -> None:
+    """Ends this program, with what to do, where nobody listens."""
+    url = urlsplit(base_url)
+    try:
+        socket.create_connection((url.hostname, url.port or {"https": 443}.get(url.scheme, 80)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        sys.exit(f"no server at {base_url} ({error}); start one: python -m launch")
+
+
+def device_name(name: str) -> str:
+    """The `type` of an argument."""
+    if name == "cuda" and not cuda_device_count():
+        raise argparse.ArgumentTypeError("cuda needs an NVIDIA GPU and its driver; there is none, use --device cpu")
+    return name
+
+
+def json_lines(path: str) -> list[Any]:
+    """The `type` of an argument: a file's lines."""
+    try:
+        return [json.loads(line) for line in Path(path).read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"it has JSON objects, one a line: {error}") from None
 
 
 def machine() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from examples.host import device_name
 from srt.engine import Engine
 
 PROMPTS = ["The capital of France is", "Water boils at", "The first prime numbers are"]
@@ -23,7 +24,7 @@ async def at_the_same_time(engine: Engine) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder, .gguf file or hub id; the default model if unset")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--device", type=device_name, default="auto", choices=("auto", "cpu", "cuda"))
     args = parser.parse_args()
     with Engine(args.model, device=args.device) as engine:
         for prompt, answer in zip(PROMPTS, engine.generate(PROMPTS, {"max_new_tokens": 16}), strict=True):

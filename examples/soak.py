@@ -1,7 +1,7 @@
 """Sends a server requests of all kinds, of which many are aborted or left by their client, and looks what has stayed.
 
     python -m launch --max-total-tokens 8000 &
-    python examples/soak.py --requests 2000
+    python -m examples.soak --requests 2000
 
 Prints one JSON line; the exit code is 0 if every answer was as it should be and afterwards nothing waits, runs or holds
 memory. `--pid` of the server's main process adds how much its processes have grown since the first tenth.
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from examples.host import need_server
 
 IDLE_SECONDS = 20.0
 WORDS = ("sea", "stone", "lamp", "river", "winter", "letter", "garden", "seven", "bridge", "clock", "paper", "moon")
@@ -144,6 +146,7 @@ async def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pid", type=int, help="of the server's main process, to measure memory")
     args = parser.parse_args()
+    need_server(args.base_url)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(300)) as session:
         soak = Soak(args.base_url, session, args.seed)

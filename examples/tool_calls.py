@@ -1,6 +1,6 @@
 """A chat in which the model calls functions of ours: calls forced and streamed, run here, and their results sent back.
 
-python examples/tool_calls.py [--base-url http://127.0.0.1:30000/v1] [--question "..."]
+python -m examples.tool_calls [--base-url http://127.0.0.1:30000/v1] [--question "..."]
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import argparse
 import json
 
 from openai import OpenAI
+
+from examples.host import need_server
 
 CITIES = {"Lima": 19, "Oslo": 4, "Paris": 12}
 TOOLS = [
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--question", default="How warm is it in Oslo, in celsius?")
     options = parser.parse_args()
 
+    need_server(options.base_url)
     client = OpenAI(base_url=options.base_url, api_key="none")
     model = client.models.list().data[0].id
     messages: list[dict] = [{"role": "user", "content": options.question}]

@@ -54,7 +54,10 @@ class Client:
         url = urlsplit(base_url)
         if url.scheme != "http" or url.hostname is None:
             raise SystemExit(f"anatomy: --base-url must be http://HOST:PORT, not {base_url}")
-        self.socket = socket.create_connection((url.hostname, url.port or 80), timeout=600)
+        try:
+            self.socket = socket.create_connection((url.hostname, url.port or 80), timeout=600)
+        except OSError as error:
+            raise SystemExit(f"anatomy: no server at {base_url} ({error}); start one: python -m launch") from None
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         lines = [f"POST {url.path.rstrip('/')}/generate HTTP/1.1", f"Host: {url.netloc}"]
         if api_key:
@@ -151,7 +154,7 @@ class Split:
         """With `alone`, the same shape without load, also how much longer each part takes than there."""
         lines = [
             f"prompt {self.prompt}, output {self.output}, {self.concurrency} at a time: "
-            f"wall {self.wall * 1e3:.2f} ms; {self.adding_up} of {self.samples} add up"
+            f"wall {self.wall * 1e3:.2f} ms; {self.adding_up} of {self.samples} add up to within 1 % or 1 ms"
         ]
         most = max(self.parts.values())
         for name, seconds in self.parts.items():
