@@ -18,8 +18,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from srt.chat_template import ChatTemplate
 from srt.config import LEAST_BLOCK, ConfigError, ServerConfig, parse_args, split_address
 from srt.hardware import cuda_device_count, multiplies_bfloat16
 from srt.listeners import listen, own_listener
@@ -92,6 +94,11 @@ def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR
 def prepare(config: ServerConfig) -> tuple[ServerConfig, ModelFiles]:
     """Finds the model and resolves the configuration for it. ConfigError or ModelError if it cannot be served."""
     files = locate(config.model_path, config.load_format, config.tokenizer_path, log=log.info)
+    if config.chat_template is not None and config.node_rank == 0:
+        try:
+            ChatTemplate.from_folder(files.tokenizer_folder, Path(config.chat_template))
+        except ModelError as error:
+            raise ConfigError(f"--chat-template: {error}") from None
     return resolve(config, files.model_config, cuda_device_count()), files
 
 
@@ -132,6 +139,11 @@ def resolve(config: ServerConfig, model: ModelConfig, num_cuda_devices: int) -> 
         )
         times = f"--dp-size {config.dp_size} times " if config.dp_size > 1 else ""
         raise ConfigError(f"{times}--tp-size {config.tp_size} needs {many}; this host has {num_cuda_devices}")
+    host_gib = config.hierarchical_cache_gb * config.ranks_per_host
+    if host_gib > (memory_gib := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30):
+        raise ConfigError(
+            f"--hierarchical-cache-gb: {host_gib:g} GiB in all are above this host's {memory_gib:.1f} GiB"
+        )
     limit = model.max_position_embeddings
     if config.context_length is not None and config.context_length > limit:
         raise ConfigError(f"--context-length {config.context_length} exceeds the model's {limit} positions")
@@ -247,6 +259,13 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
         for engine, info in zip(engines, infos, strict=True):
             log.info("%smemory: %s", engine.prefix, info["memory"]["summary"])
         pools = [info["pool_tokens"] for info in infos]
+        if min(pools) < config.context_length:
+            log.warning(
+                "the KV cache holds %d tokens and the context %d: longer requests than the cache holds are refused",
+                *(min(pools), config.context_length),
+            )
+        if config.kv_events is not None:
+            log.info("KV events: %s", ", ".join(config.kv_events.endpoint_of(rank) for rank in range(config.dp_size)))
         frontend = await app.serve(
             config,
             files,

@@ -108,7 +108,8 @@ def read_template(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ModelError(f"the chat template {path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"the chat template {path} cannot be read: {reason}") from error
 
 
 class _Generation(Extension):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import launch
-from srt.config import ConfigError, flag_name, parse_args
+from srt.config import ConfigError, ServerConfig, flag_name, parse_args
 from srt.frontend.app import Frontend
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, error_of, join
@@ -31,6 +32,10 @@ Answer = dict[str, Any] | list[dict[str, Any]]
 
 LAST_CALLS_SECONDS = 1.0
 """How long calls may take to hear that the house has ended."""
+_OF_HTTP = (
+    *("host", "port", "http_workers", "max_body_size", "cors_origins", "page_show_text", "metrics_names"),
+    *("api_key", "admin_api_key", "ssl_certfile", "ssl_keyfile"),
+)
 
 
 class Engine:
@@ -44,12 +49,11 @@ class Engine:
     """
 
     def __init__(self, model_path: str | None = None, **flags: Any) -> None:
-        """The server's flags, named as in `ServerConfig`; those of HTTP have no effect.
+        """The server's flags, named as in `ServerConfig`, but for those of HTTP.
 
         Returns when the model is ready. ConfigError, ModelError or StartError if it never will be.
         """
-        arguments = _arguments({"model_path": model_path, "log_level": "warning", **flags})
-        config = parse_args(arguments)
+        config = parse_args(_arguments({"model_path": model_path, "log_level": "warning", **flags}))
         if config.node_rank:
             raise ConfigError("an Engine is node 0 of its group; start the other nodes with python -m launch")
         config, files = launch.prepare(config)
@@ -242,6 +246,12 @@ class _Feed:
 
 def _arguments(flags: dict[str, Any]) -> list[str]:
     """As on a command line, which checks them."""
+    known = {spec.name for spec in dataclasses.fields(ServerConfig)}
+    for name in flags:
+        if name not in known:
+            raise ConfigError(f"an Engine takes no {name}; its arguments are the server's flags, --tp-size as tp_size")
+        if name in _OF_HTTP:
+            raise ConfigError(f"an Engine takes no {name}: it speaks no HTTP")
     given = {flag_name(name): value for name, value in flags.items() if value is not None and value is not False}
     return [name if value is True else f"{name}={value}" for name, value in given.items()]
 

@@ -354,5 +354,6 @@ def _hub_snapshot(repo_id: str, load_format: str, log: Log) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(
-            f"{repo_id} is no folder here and could not be fetched from the Hugging Face hub: {reason}"
+            f"{repo_id} is no folder here and could not be fetched from the Hugging Face hub: {reason}; check the name "
+            "and the network, set HF_TOKEN for a gated model, or give a folder as --model-path"
         ) from error

@@ -15,7 +15,6 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--ssl-certfile {config.ssl_certfile} and --ssl-keyfile {config.ssl_keyfile} cannot be used: {error}"
-        ) from None
+        key = "" if config.ssl_keyfile is None else f" and --ssl-keyfile {config.ssl_keyfile}"
+        raise ConfigError(f"--ssl-certfile {config.ssl_certfile}{key} cannot be used: {error}") from None
     return context

@@ -6,6 +6,7 @@ one grammar may cost a step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ LIMITS = LLParserLimits(max_items_in_row=6000, verbose_errors=False)
 
 THREADS = 2
 MAX_FAULT = 300
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+_REGEX_FAULT = re.compile(r"regex parse error:\n *(.*)\n[ ^]*\nerror: ")
 
 
 class _Vocabulary:
@@ -130,5 +133,6 @@ class LLGuidanceMatcher:
 
 
 def _short(error: str) -> str:
-    """Its first paragraph: what follows is a picture of the grammar."""
+    """Its first paragraph: what follows is a picture of the grammar. The commonest are said in words."""
+    error = _UNIMPLEMENTED.sub(r"\1 cannot be enforced", _REGEX_FAULT.sub(r"the pattern `\1`: ", error))
     return " ".join(error.split("\n<state>")[0].split())[:MAX_FAULT]

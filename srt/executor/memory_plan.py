@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from srt.model_config import ModelError
@@ -54,11 +55,12 @@ def plan_memory(
     if max_total_tokens is not None:
         pool_tokens = min(pool_tokens, max(max_total_tokens // page_size, 1) * page_size)
     if pool_tokens == 0:
-        weights = gib(max(free_before - free_after, 0))
+        needed = max(free_before - free_after, 0) + 2 * page_bytes
+        least = math.ceil(1000 * needed / free_before) / 1000
+        way = f"raise it to {least:g} at least, or " if least < 1 else ""
         raise ModelError(
-            f"the KV cache needs at least {gib(2 * page_bytes)} beside {weights} of weights, but --mem-fraction-static "
-            f"{fraction:g} of {gib(free_before)} free memory leaves {gib(budget)}: raise --mem-fraction-static or "
-            "serve a smaller model"
+            f"weights and the KV cache's first pages take {mib(needed)}, but --mem-fraction-static {fraction:g} of "
+            f"{mib(free_before)} of free memory is {mib(fraction * free_before)}: {way}serve a smaller model"
         )
     return MemoryPlan(
         pool_tokens=pool_tokens,
@@ -75,6 +77,10 @@ def plan_memory(
 
 def gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
+
+
+def mib(size: float) -> str:
+    return f"{size / 2**20:,.1f} MiB"
 
 
 CGROUP_LIMITS = (

@@ -39,8 +39,12 @@ class Access:
             self._check_page(request, is_admin)
             return
         given = credential(request)
-        if not any([hmac.compare_digest(given, one) for one in expected]):  # as long for each of them
-            raise RequestError("The API key is missing or wrong.", status=401, code="invalid_api_key")
+        if not _is_among(given, expected):
+            is_user = is_admin and _is_among(given, self._user_keys)
+            sentence = (
+                "This route takes the server's --admin-api-key." if is_user else "The API key is missing or wrong."
+            )
+            raise RequestError(sentence, status=401, code="invalid_api_key")
 
     def _check_page(self, request: web.BaseRequest, is_admin: bool) -> None:
         """A page can have its reader's browser send requests to this machine, though it cannot read the answers."""
@@ -76,6 +80,10 @@ class Access:
         headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin
         headers["Access-Control-Expose-Headers"] = "X-Request-ID, Retry-After"
         return True
+
+
+def _is_among(given: bytes, keys: list[bytes]) -> bool:
+    return any([hmac.compare_digest(given, one) for one in keys])  # as long for each of them
 
 
 def _is_of_another_site(request: web.BaseRequest, origin: str | None) -> bool:

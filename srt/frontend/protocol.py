@@ -10,7 +10,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -375,10 +375,14 @@ def decode(raw: bytes, kind: Any) -> Any:
             raise RequestError(
                 f"Unknown field {unknown[1]}", param=unknown[1][1:-1], code="unknown_parameter"
             ) from None
+        if message.startswith("Invalid enum value") and param in (hints := get_type_hints(kind)):
+            message += "; it takes " + ", ".join(value for part in get_args(hints[param]) for value in get_args(part))
         raise RequestError(f"Invalid request: {message}", param=param) from None
     except RecursionError:
         raise RequestError("Invalid JSON: nested too deeply") from None
     except ValueError as error:
+        if not raw.strip():
+            raise RequestError("Invalid JSON: the body is empty") from None
         mended = _ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], raw)
         if mended != raw:
             return decode(mended, kind)

@@ -75,6 +75,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
         self._span_in = get_current_span
         self._sampled = Decision.RECORD_AND_SAMPLE
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # or it warns of each try; we do once all have failed
         retry = Retry(3, backoff_factor=0.5, status_forcelist=(429, 502, 503, 504), allowed_methods=None)
         self._session.mount(endpoint, HTTPAdapter(max_retries=retry))
         given = next((os.environ[name] for name in HEADERS if name in os.environ), "")

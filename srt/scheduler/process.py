@@ -282,9 +282,10 @@ def _load_model(spec: ChildSpec, token_bytes: TokenBytes, ranks: Ranks | None) -
         plan = dataclasses.replace(plan, pool_tokens=pool_tokens)
     host_bytes = 0 if config.disable_radix_cache else int(config.hierarchical_cache_gb * 2**30)
     if host_bytes * config.ranks_per_host > (available := available_ram()):
+        ranks_here = f" for each of {config.ranks_per_host} ranks" if config.ranks_per_host > 1 else ""
         raise ModelError(
-            f"--hierarchical-cache-gb {config.hierarchical_cache_gb:g} for each of {config.ranks_per_host} ranks is "
-            f"more than the {gib(available)} of memory that this host has left"
+            f"--hierarchical-cache-gb {config.hierarchical_cache_gb:g}{ranks_here} is more than the {gib(available)} "
+            "of memory that this host has left"
         )
     host_tokens = host_bytes // plan.bytes_per_token // config.page_size * config.page_size
     executor = make_executor(model, model_config, config, plan, len(token_bytes.table), device, parallel, host_tokens)

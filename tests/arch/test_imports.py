@@ -18,7 +18,7 @@ ROOMS = {
     "launch": """
         srt.config srt.process srt.board srt.limits srt.model_files srt.model_config srt.hardware srt.transport
         srt.listeners srt.replica srt.nodes srt.rank_node srt.board_relay srt.watchdog srt.cluster srt.frontend srt.tls
-        srt.observe
+        srt.observe srt.chat_template
         """,
     "srt": "",
     "srt.engine": "launch srt.config srt.frontend srt.messages srt.observe",

@@ -66,6 +66,13 @@ def test_what_cannot_be_enforced_is_refused(keyword):
             CHECK(Form("json_schema", schema, "x"))
 
 
+def test_the_library_s_words_become_sentences():
+    with pytest.raises(GrammarError, match='^"uniqueItems" cannot be enforced$'):
+        CHECK(Form("json_schema", {"type": "array", "uniqueItems": True}, "x"))
+    with pytest.raises(GrammarError, match=r"^the pattern `\^\(\?=a\)b`: look-around, .* is not supported$"):
+        CHECK(Form("json_schema", {"properties": {"a": {"type": "string", "pattern": "^(?=a)b"}}}, "x"))
+
+
 def test_the_table_in_the_docs_has_these_cases():
     table = (Path(__file__).parents[2] / "docs" / "json-schema.md").read_text()
     for keyword, cases in ENFORCED.items():

@@ -47,8 +47,11 @@ def test_max_total_tokens_caps_in_whole_pages():
 
 
 def test_refusal_says_how_much_and_which_way():
-    with pytest.raises(ModelError, match=r"needs at least 0\.03 GiB .*--mem-fraction-static 0\.1.*raise"):
+    with pytest.raises(ModelError, match=r"take 10,272\.0 MiB, but --mem-fraction-static 0\.1 .*raise it to 0\.101 at"):
         plan(fraction=0.1)
+    assert plan(fraction=0.101).pool_tokens
+    with pytest.raises(ModelError, match=r"is 90,112\.0 MiB: serve a smaller model"):
+        plan(fraction=0.88, free_after=0)
 
 
 def test_the_report_tells_tokens_bytes_and_the_sum():

@@ -49,7 +49,10 @@ def test_keys_of_users(server, key, expected):
 
 @pytest.mark.parametrize(("key", "expected"), [(None, 401), ("user", 401), ("root", 200)])
 def test_the_administrators_key(server, key, expected):
-    assert status(server, "POST", "/flush_cache", key) == expected
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    code, _, raw = server.request("POST", "/flush_cache", b"", headers)
+    assert code == expected
+    assert (b"--admin-api-key" in raw) == (key == "user")
 
 
 def test_secrets_are_not_told(server):

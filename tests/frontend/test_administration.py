@@ -55,7 +55,8 @@ def test_a_pause_aborts_unless_it_is_told_otherwise(server):
     with sock:
         told(server, "/pause_generation", {})
         server.wait_for(lambda: sum(len(engine.aborted) for engine in server.engines) == 1)
-    assert told(server, "/pause_generation", {"mode": "gently"})[0] == 400
+    code, _, raw = told(server, "/pause_generation", {"mode": "gently"})
+    assert (code, b"it takes abort, retract, in_place" in raw) == (400, True)
 
 
 @pytest.fixture

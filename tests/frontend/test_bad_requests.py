@@ -62,6 +62,11 @@ def test_numbers_that_are_not_json(server, literal):
     refused(server, COMPLETIONS, b'{"prompt": "a", "temperature": ' + literal + b"}")
 
 
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body(server, body):
+    refused(server, CHAT, body, mentions="the body is empty")
+
+
 OPENAI_FAULTS = [
     ("max_tokens", -1), ("max_tokens", 0), ("max_tokens", 10**12), ("max_tokens", "x"), ("max_tokens", 5.5),
     ("max_tokens", True), ("seed", "x"), ("seed", 1.5), ("seed", 2**70), ("min_tokens", -1), ("min_tokens", 10**12),

@@ -159,8 +159,10 @@ def test_flags_are_checked_before_anything_starts(small_model):
     before = children()
     with pytest.raises(ConfigError, match="--device"):
         Engine(small_model, device="tpu")
-    with pytest.raises(ConfigError, match="--heat"):
+    with pytest.raises(ConfigError, match="takes no heat; .*tp_size"):
         Engine(small_model, heat=3)
+    with pytest.raises(ConfigError, match="takes no api_key: it speaks no HTTP"):
+        Engine(small_model, api_key="k")
     with pytest.raises(ConfigError, match="node 0"):
         Engine(small_model, tp_size=2, nnodes=2, node_rank=1, dist_init_addr="127.0.0.1:5000")
     with pytest.raises(ModelError, match="/no/such/folder"):

@@ -44,7 +44,7 @@ def test_port_in_use() -> None:
         (("--host", "no.such.host.invalid"), ["--host", "no.such.host.invalid"]),
         (("--host", "192.0.2.1"), ["--host", "192.0.2.1"]),
         (("--load-format", "dummy", "--mem-fraction-static", "0.0001"), ["--mem-fraction-static"]),
-        (("--load-format", "dummy", "--chat-template", "/no/such/template.jinja"), ["/no/such/template.jinja"]),
+        (("--load-format", "dummy", "--chat-template", "/no/such/template.jinja"), ["--chat-template", "No such"]),
     ],
 )
 def test_bad_flags(flags: tuple[str, ...], words: list[str]) -> None:

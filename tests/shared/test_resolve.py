@@ -18,6 +18,11 @@ def test_narrow_kv_is_for_gpus():
         resolve(ServerConfig(device="cpu", kv_cache_dtype="fp8_e4m3"), MODEL, 0)
 
 
+def test_host_memory_that_no_host_has_is_refused_before_anything_is_loaded():
+    with pytest.raises(ConfigError, match="--hierarchical-cache-gb: 2e.06 GiB in all are above"):
+        resolve(ServerConfig(device="cpu", dp_size=2, hierarchical_cache_gb=1e6), MODEL, 0)
+
+
 @pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])
 def test_ranks_that_share_evenly_are_served(size, nodes):
     assert resolve(config(size, nodes), MODEL, 0).ranks_per_node == size // nodes
