@@ -62,6 +62,8 @@ DRAIN_SECONDS = 30.0
 """How long requests that run may go on after SIGTERM or Ctrl-C."""
 WORKER_STOP_SECONDS = 4.5
 """How long an HTTP worker may take for what it is writing, and for its traces, before it is killed."""
+LEAST_DESCRIPTORS = 64
+"""About half of them are for clients."""
 FAREWELL_SECONDS = 1.0
 """How long clients may take to read that a process has died."""
 
@@ -77,8 +79,8 @@ def main(argv: Sequence[str] | None = None, scheduler_door: str = SCHEDULER_DOOR
     set_title("main")
     configure_logging(config.log_level, "main", config.log_format)
     on_dump()
-    raise_descriptor_limit()
     try:
+        raise_descriptor_limit()
         tls_context(config)  # refused before the model is loaded
         listeners = listen(config.host, config.port, config.http_workers) if config.node_rank == 0 else []
         config, files = prepare(config)
@@ -105,6 +107,8 @@ def prepare(config: ServerConfig) -> tuple[ServerConfig, ModelFiles]:
 def raise_descriptor_limit() -> None:
     """Every connection takes a descriptor; most systems give 1024 to those who do not ask for more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most in range(LEAST_DESCRIPTORS):  # -1 is without a limit
+        raise ConfigError(f"a process may have {most} files open here; allow {LEAST_DESCRIPTORS} or more (ulimit -n)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from shared.test_config import MODEL
 
-from launch import resolve
+from launch import raise_descriptor_limit, resolve
 from srt.config import ConfigError, ServerConfig
 
 
@@ -41,3 +41,9 @@ def test_ranks_that_share_evenly_are_served(size, nodes):
 def test_the_sizes_that_would_do_are_named(size, nodes, words):
     with pytest.raises(ConfigError, match=words):
         resolve(config(size, nodes), MODEL, 0)
+
+
+def test_a_process_may_have_enough_files_open(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda which: (32, 32))
+    with pytest.raises(ConfigError, match="32 files .*ulimit -n"):
+        raise_descriptor_limit()
