@@ -309,8 +309,7 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
             drained = frontend.drained(DRAIN_SECONDS)
             ending = await unless(hurry, first_of(drained, any_fault()))
             if not isinstance(ending, str):
-                if not ending:
-                    frontend.fail("the server was stopped before this request was done")
+                frontend.cut()
                 return 0
             fault = ending
         patience = FAULT_STOP_SECONDS

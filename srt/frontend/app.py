@@ -97,6 +97,10 @@ class Frontend:
             self._manager.fail(reason)
         self._services.house.fail(reason)
 
+    def cut(self) -> None:
+        """Requests that are still on their way here end with an error."""
+        self._manager.cut(RequestError("The server was stopped before this request was done.", status=503))
+
     def admit(self, workers: Sequence[str]) -> None:
         """HTTP workers, by their addresses, which are ready and get what concerns them from now on."""
         self._services.house.admit([self._manager.sender(address) for address in workers])

@@ -43,6 +43,10 @@ async def _serve(spec: ChildSpec, ready: Ready) -> int:
     settle()
     ready({})
     signum = await ended
+    if signum == ORPHANED:
+        frontend.fail("the main process has died")
+    else:
+        frontend.cut()
     await frontend.stop()
     return signum
 

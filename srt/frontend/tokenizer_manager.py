@@ -101,7 +101,10 @@ class TokenizerManager:
     def fail(self, reason: str) -> None:
         """The engine is gone: ends every request with an error."""
         self.failure = reason
-        error = RequestError(f"The engine has failed: {reason}", status=500)
+        self.cut(RequestError(f"The engine has failed: {reason}", status=500))
+
+    def cut(self, error: RequestError) -> None:
+        """Ends every request."""
         for generation in list(self._live.values()):
             generation.sink.fail(error)
         for future in self._asked.values():

@@ -285,6 +285,22 @@ def test_draining(tmp_path, threads):
         socket.create_connection(("127.0.0.1", server.port))
 
 
+def test_being_told_to_end_is_no_failure(tmp_path, threads):
+    with Server(tmp_path) as server:
+        server.engine.hold_at = 50
+        sock, data = server.open_stream(COMPLETIONS, LONG)
+        other = threads.submit(server.post, COMPLETIONS, LONG)
+        server.wait_for(lambda: len(server.engine.live) == 2)
+        server.call(server.frontend.cut)
+        with sock:
+            last = events_of(rest_of(sock, data))[-1]
+        status, answer = other.result()
+        assert status == 503
+        assert last["error"]["message"] == answer["error"]["message"]
+        assert "was stopped" in answer["error"]["message"]
+        assert server.get("/health")[0] == 200
+
+
 # ---- load -----------------------------------------------------------------------------------------------------------
 
 

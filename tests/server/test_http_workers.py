@@ -84,9 +84,22 @@ def test_a_child_that_fails_takes_all_with_it(title: str, signum: int, what: str
 @pytest.mark.slow
 def test_workers_end_with_the_main_process(small_model: str) -> None:
     with running("--model-path", small_model, "--load-format", "dummy", *WORKERS) as server:
+        streams = [Listener(server, 8000) for _ in range(4)]
         os.kill(server.pid_of("main"), signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
         server.assert_nothing_left(within=PATIENCE)
+        assert all("the main process has died" in stream.wait()["error"]["message"] for stream in streams)
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once(small_model: str) -> None:
+    with running("--model-path", small_model, "--load-format", "dummy", *WORKERS) as server:
+        streams = [Listener(server, 8000) for _ in range(4)]
+        server.signal(signal.SIGTERM)
+        wait_until(lambda: is_draining(server), PATIENCE, lambda: server.log)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert all("was stopped before" in stream.wait()["error"]["message"] for stream in streams)
 
 
 @pytest.mark.slow
