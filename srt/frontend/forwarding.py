@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -54,6 +54,8 @@ class Forwarder:
             return web.Response(body=await answer.read(), status=answer.status, headers=headers)
         headers.update(request[COMMON_HEADERS])
         response = web.StreamResponse(status=answer.status, headers=headers)
+        if request.version < HttpVersion11:
+            response.force_close()
         await response.prepare(request)
         try:
             async for chunk in answer.content.iter_any():

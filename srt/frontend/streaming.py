@@ -73,9 +73,11 @@ class Stream:
             await self.started
             first = self._take_events()  # what cannot be written is an error yet, and no cut stream
             response = web.StreamResponse(headers={**HEADERS, **request[COMMON_HEADERS]})
+            self._chunked = request.version >= HttpVersion11
+            if not self._chunked:  # nothing else tells where it ends
+                response.force_close()
             await response.prepare(request)
             await response.write(first)
-            self._chunked = request.version >= HttpVersion11
             self._transport = request.transport
             manager.flush_soon(self)  # not here: what may be nested as deep as the stack allows finds more room there
             await self.done

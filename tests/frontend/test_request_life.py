@@ -126,6 +126,17 @@ def test_a_connection_serves_again_after_a_stream(server):
             assert "".join(event["choices"][0]["text"] for event in events) == "abc"
 
 
+def test_the_end_of_a_stream_is_seen_without_chunks(server):
+    body = b'{"prompt": "abc", "max_tokens": 3, "stream": true}'
+    head = b"POST %b HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        sock.sendall(head % (COMPLETIONS.encode(), len(body)) + body)
+        with sock.makefile("rb") as answer:
+            data = answer.read()
+    assert b"keep-alive" not in data
+    assert data.endswith(b"data: [DONE]\n\n")
+
+
 # ---- aborts ---------------------------------------------------------------------------------------------------------
 
 
