@@ -152,7 +152,12 @@ class Administration:
             async with self._alone:
                 return await work
 
-        return await asyncio.shield(asyncio.create_task(alone()))
+        task = asyncio.create_task(alone())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_left)
+            raise
 
     def _compatible_folder(self, model_path: str) -> Path:
         """Where the weights are. RequestError if they are not a model's of the served shapes, whole and all there."""
@@ -174,6 +179,12 @@ class Administration:
     async def _body(self, request: web.Request, kind: type) -> Any:
         """Clients send none where all is as it should be."""
         return await self._services.read(request, kind) if request.can_read_body else kind()
+
+
+def _left(task: asyncio.Task[Any]) -> None:
+    """Nobody is there to be told of a refusal."""
+    if not task.cancelled() and not isinstance(error := task.exception(), RequestError | None):
+        log.error("What a client has asked for and not awaited failed", exc_info=error)
 
 
 def _check(reply: ControlReply) -> None:

@@ -1,14 +1,17 @@
 """The routes that tell the server what to do."""
 
 import asyncio
+import gc
 import json
 import logging
 import socket
 import tempfile
+import threading
 
 import pytest
 from frontend_harness import Server, send_request
 
+from srt.frontend.errors import RequestError
 from srt.messages import ContinueGeneration, PauseGeneration, StartProfile, StopProfile, UpdateWeights
 from srt.model_config import ModelConfig
 from srt.weight_names import weight_shapes
@@ -78,6 +81,26 @@ def test_an_update_is_not_left_half_done(server, slow_update):
     kinds = [PauseGeneration, UpdateWeights, ContinueGeneration]
     server.wait_for(lambda: list(map(type, server.engine.asked)) == kinds)
     server.wait_for(lambda: not server.services.engines.paused)
+
+
+def test_a_refusal_that_nobody_awaits_is_no_mistake(server, monkeypatch, caplog):
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def refuse(self, path):
+        asked.set()
+        may_answer.wait(60)
+        raise RequestError("no")
+
+    monkeypatch.setattr("srt.frontend.administration.Administration._compatible_folder", refuse)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        send_request(sock, "/update_weights_from_disk", {"model_path": "x"})
+        assert asked.wait(60)
+    server.get("/version")  # by now it is known that the client has left
+    may_answer.set()
+    told(server, "/continue_generation")  # which waits until the update is over
+    gc.collect()
+    server.get("/version")
+    assert not caplog.records
 
 
 def test_a_pause_waits_for_an_update(server, slow_update):
