@@ -7,6 +7,7 @@ dequantized whole on every rank.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import zlib
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,13 +60,29 @@ def iterate_weights(
         total=elements * dtype.itemsize,
         unit="B",
         unit_scale=True,
-        file=sys.stderr,
+        file=_Stderr(),
+        dynamic_ncols=True,
         disable=not progress,
     ) as bar:
         for name, tensor in stream:
             assert tuple(tensor.shape) == shapes[name]
             yield name, tensor
             bar.update(tensor.numel() * dtype.itemsize)
+
+
+class _Stderr:
+    """Standard error, without what it does not take: a model can be loaded though nobody sees how."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def _safetensors(paths: list[Path], names: Container[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,6 +1,8 @@
 """Tensors from safetensors, GGUF and seeds, against transformers, the gguf package and scalar dequantization."""
 
 import dataclasses
+import errno
+import io
 
 import checkpoints
 import numpy as np
@@ -25,6 +27,14 @@ FAMILIES = {
 }
 
 
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def flush(self):
+        self.write("")
+
+
 def quiet(message):
     pass
 
@@ -45,6 +55,13 @@ def test_safetensors_are_transformers_own(tmp_path, family, shards):
     assert found.keys() == expected.keys() == weight_shapes(files.model_config).keys()
     for key, weight in found.items():
         assert torch.equal(weight, expected[key]), key
+
+
+def test_a_log_that_is_full_keeps_nobody_from_loading(tmp_path, monkeypatch):
+    checkpoints.hf_folder(tmp_path, "llama")
+    files = locate(str(tmp_path), "auto", None, log=quiet)
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    assert dict(iterate_weights(files, torch.float32, progress=True)).keys() == weight_shapes(files.model_config).keys()
 
 
 @pytest.mark.slow  # answers of the whole model are compared in each run
