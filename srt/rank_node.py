@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 
 from srt.board import Board
-from srt.config import ServerConfig, split_address
+from srt.config import ServerConfig
 from srt.model_files import ModelFiles
 from srt.nodes import End, Node0
 from srt.process import FAULT_STOP_SECONDS, LAST_WORDS_SECONDS, Child, StartError, first_death, first_of, unless
@@ -35,10 +35,10 @@ async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: s
     folder = tempfile.mkdtemp(prefix="lockstep-")
     engine = Replica.create(config, Endpoints(folder))
     log.info("configuration: %s", config.summary())
-    ranks, (host, _) = config.node_ranks, split_address(config.dist_init_addr)
+    ranks = config.node_ranks
     log.info(
-        "node %d of %d: ranks %d to %d of %d; HTTP is on node 0, %s",
-        *(config.node_rank, config.nnodes, ranks[0], ranks[-1], config.tp_size, host),
+        "node %d of %d: ranks %d to %d of %d, no HTTP; all meet at %s",
+        *(config.node_rank, config.nnodes, ranks[0], ranks[-1], config.tp_size, config.dist_init_addr),
     )
     children: list[Child] = []
     node_0: Node0 | None = None
