@@ -16,6 +16,7 @@ from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS, TokenTexts
 from srt.frontend.protocol import NULL, GenerateRequest, NativeSampling, check_supported
+from srt.frontend.request_size import check_streamed
 from srt.frontend.sampling import LogprobWish
 from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.streaming import DONE, error_event
@@ -47,6 +48,8 @@ class Native:
         prompts, as_list = await self._prompts(body, owner)
         with_text, with_prompt = bool(body.return_text_in_logprobs), bool(body.return_prompt_token_ids)
         incremental = self._services.config.incremental_streaming_output
+        if body.stream:
+            check_streamed(prompts, self._services.limits, cumulative=not incremental)
         texts, version = self._services.texts, self._services.weights.version
         return prompts, GenerateFormat(texts, as_list, with_text, with_prompt, incremental, version)
 

@@ -25,7 +25,8 @@ MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit
 MAX_NATIVE_TOP_LOGPROBS = 128
 MAX_LOGPROB_IDS = 256
-MAX_PROMPT_RATINGS = 2**21  # log-probabilities of one prompt, alternatives included
+MAX_PROMPT_RATINGS = 2**21  # log-probabilities of prompts in one HTTP request, alternatives included
+BYTES_PER_ENTRY = 64  # of lists of tokens, as Python keeps them
 NATIVE_MAX_NEW_TOKENS = 128  # of a /generate request that does not say
 GREEDY_BELOW = 1e-6
 
@@ -106,6 +107,24 @@ class SamplingSpec:
     def prompt_logprobs(self) -> int:
         return self.fields["prompt_logprobs"]
 
+    @functools.cached_property
+    def size(self) -> int:
+        """About how many bytes each choice has a copy of."""
+        lists = sum(len(self.fields[name]) for name in ("logit_bias", "stop_token_ids", "logprob_ids"))
+        return sum(map(len, self.fields["stop"])) + BYTES_PER_ENTRY * lists
+
+    @property
+    def ratings_each(self) -> int:
+        """Log-probabilities at each token of an output that is rated."""
+        return 1 + self.logprobs + len(self.fields["logprob_ids"])
+
+    def prompt_ratings(self, prompt_tokens: int) -> int:
+        """Log-probabilities of a prompt of this length."""
+        if self.prompt_logprobs < 0:
+            return 0
+        each = 1 + self.prompt_logprobs + len(self.fields["logprob_ids"])
+        return max(0, prompt_tokens - self.fields["prompt_logprobs_start"]) * each
+
     def resolve_max_new_tokens(self, prompt_tokens: int, limits: Limits) -> int:
         """RequestError if prompt and output can never fit."""
         if self.prompt_logprobs >= 0:
@@ -123,8 +142,8 @@ class SamplingSpec:
         start = self.fields["prompt_logprobs_start"]
         if start > prompt_tokens:
             raise _fault("logprob_start_len", f"must not exceed the prompt's {prompt_tokens} tokens")
-        each = 1 + self.prompt_logprobs + len(self.fields["logprob_ids"])
-        if (prompt_tokens - start) * each > MAX_PROMPT_RATINGS:
+        if self.prompt_ratings(prompt_tokens) > MAX_PROMPT_RATINGS:
+            each = 1 + self.prompt_logprobs + len(self.fields["logprob_ids"])
             raise RequestError(
                 f"Log-probabilities of {prompt_tokens - start} tokens of the prompt, {each} each, are more than "
                 f"{MAX_PROMPT_RATINGS}; ask for fewer alternatives, or for those of a shorter part."

@@ -22,6 +22,7 @@ from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt, Sink
 from srt.frontend.metrics import Metrics
 from srt.frontend.request_log import RequestLog
+from srt.frontend.request_size import check_size
 from srt.frontend.request_traces import RequestTraces
 from srt.frontend.sampling import seeds
 from srt.frontend.tally import Tally
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 
 BURST = 64  # messages taken from the pipe before the event loop gets its turn
 REPLY_SECONDS = 10.0  # for an engine to answer, beside what it was told to wait
-MAX_GENERATIONS = 4096  # of one HTTP request
 
 
 class TokenizerManager:
@@ -186,8 +186,8 @@ class TokenizerManager:
         for prompt in prompts:
             total += prompt.spec.n
             lengths.append(prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits))
-        if total > MAX_GENERATIONS:
-            raise RequestError(f"One request takes at most {MAX_GENERATIONS} choices, not {total}.", param="n")
+        if total > 1:
+            check_size(prompts, total)
         if not self.tally.take(total, None if probe else self._most):
             raise _queue_full()
         try:

@@ -20,6 +20,7 @@ from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.common import Envelope, check_prompt_logprobs, check_request, finish_fields
 from srt.frontend.protocol import NULL, CompletionRequest, Fields, decode
+from srt.frontend.request_size import check_streamed
 from srt.frontend.sampling import LogprobWish, SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.streaming import DONE, error_event
@@ -54,6 +55,8 @@ class Completions:
         body = wish.body
         name = wish.rid or new_id("cmpl-")
         prompts, echoed = await self._prompts(prompt, wish, name, services.owner(request))
+        if body.stream and body.echo:
+            check_streamed(prompts, services.limits, cumulative=False)
         form = CompletionFormat(services, name, body, echoed)
         return await services.respond(request, prompts, form, bool(body.stream))
 
