@@ -115,6 +115,7 @@ class Frontend:
             await self._forwarder.close()
         self._manager.close()
         self._services.words.close()
+        self._services.writers.shutdown(wait=False, cancel_futures=True)
         self._services.constraints.close()
         await asyncio.to_thread(self._services.traces.close, TRACES_PATIENCE)
 

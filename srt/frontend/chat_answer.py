@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from srt.frontend.generation import Generation, join
 from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.pieces import Piece
@@ -28,6 +30,8 @@ class ChatAnswer:
 
     def feed(self, generation: Generation, delta: TextDelta) -> list[Piece]:
         """What may be shown now. With the last delta the whole answer is remembered, and its reasoning counted."""
+        if delta.logprobs is not None:  # they are much, and not remembered
+            delta = msgspec.structs.replace(delta, logprobs=None)
         self._deltas.append(delta)
         pieces = self._parser.feed(delta.text)
         if delta.finish is not None:

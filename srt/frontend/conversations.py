@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -18,12 +19,13 @@ CAPACITY = 1 << 22  # tokens, 16 MB
 
 
 class Conversations:
-    """One thread may `recall` while another calls `remember`."""
+    """Any threads may call any of it."""
 
     def __init__(self, ends: Sequence[str], capacity: int = CAPACITY) -> None:
         """`ends` are the special tokens that end an answer: after them, and only there, is tokenising sure to split."""
         self._end = re.compile("|".join(map(re.escape, ends)) or "(?!)")
         self._capacity = capacity
+        self._changing = threading.Lock()
         self._size = 0
         self._ids: OrderedDict[bytes, Ids] = OrderedDict()  # oldest first
 
@@ -32,10 +34,11 @@ class Conversations:
         digest = _digest_of(namespace)
         digest.update(_encode(prompt + answer))
         key = digest.digest()
-        self._size += len(ids) - len(self._ids.pop(key, b""))
-        self._ids[key] = ids
-        while self._size > 4 * self._capacity:
-            self._size -= len(self._ids.popitem(last=False)[1])
+        with self._changing:
+            self._size += len(ids) - len(self._ids.pop(key, b""))
+            self._ids[key] = ids
+            while self._size > 4 * self._capacity:
+                self._size -= len(self._ids.popitem(last=False)[1])
 
     def recall(self, namespace: bytes, text: str) -> tuple[Ids, int]:
         """The ids of the longest beginning of `text` that was said, and its length in characters."""

@@ -11,8 +11,11 @@ import msgspec
 from srt.frontend.balancer import Assignment
 from srt.frontend.errors import RequestError
 from srt.frontend.sampling import SamplingSpec
-from srt.messages import Finish, Grammar, Ids, TextDelta, joined
+from srt.messages import Finish, Grammar, Ids, TextDelta, TokenLogprobs, joined
 from srt.observe.timeline import Arrival, Timeline
+
+MAX_RATINGS = 2**22  # log-probabilities of an answer in one piece
+RATINGS_PER_DELTA = 16  # which take as long to write, and as much memory until then, as a delta without any
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -95,6 +98,17 @@ def join(deltas: Sequence[TextDelta]) -> TextDelta:
     )
 
 
+def ratings(delta: TextDelta) -> int:
+    """How many log-probabilities a delta brings, alternatives included, of which all positions have as many."""
+    return sum(map(_ratings, (delta.logprobs, delta.prompt_logprobs)))
+
+
+def _ratings(logprobs: TokenLogprobs | None) -> int:
+    if logprobs is None or not logprobs.chosen:
+        return 0
+    return len(logprobs.chosen) * (1 + len(logprobs.top_ids[-1]) + len(logprobs.asked[-1] if logprobs.asked else ()))
+
+
 class Collector:
     """The sink of a request that is answered in one piece."""
 
@@ -102,7 +116,13 @@ class Collector:
         """Must be made in the event loop."""
         self._deltas: list[list[TextDelta]] = [[] for prompt in prompts for _ in range(prompt.spec.n)]
         self._unfinished = len(self._deltas)
+        self._ratings = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def size(self) -> int:
+        """In deltas without log-probabilities that would take as long to write."""
+        return sum(map(len, self._deltas)) + self._ratings // RATINGS_PER_DELTA
 
     @property
     def answers(self) -> list[TextDelta]:
@@ -114,6 +134,10 @@ class Collector:
             self.fail(error)
             return
         self._deltas[generation.index].append(delta)
+        if delta.logprobs is not None or delta.prompt_logprobs is not None:
+            self._ratings += ratings(delta)
+            if self._ratings > MAX_RATINGS:
+                self.fail(_too_many_ratings())
         if delta.finish is None:
             return
         self._unfinished -= 1
@@ -126,3 +150,10 @@ class Collector:
     def fail(self, error: RequestError) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+
+
+def _too_many_ratings() -> RequestError:
+    return RequestError(
+        f"The answer has more than {MAX_RATINGS} log-probabilities, alternatives included; ask for fewer alternatives, "
+        "tokens or choices in one request, or set `stream`: true."
+    )

@@ -16,43 +16,57 @@ def finite(value: float) -> float:
     return value if value > FLOOR else FLOOR  # NaN is not greater either
 
 
+class _Texts(dict[int, str]):
+    """What single tokens look like, once it was asked."""
+
+    def __init__(self, table: Sequence[bytes]) -> None:
+        self._table = table
+
+    def __missing__(self, token: int) -> str:
+        raw = self._table[token] if 0 <= token < len(self._table) else b""
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        self[token] = text
+        return text
+
+
 class TokenTexts:
-    """What single tokens look like."""
+    """Lists for JSON; there may be millions of entries, so each is made by one expression."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._table = token_bytes.table
+        self._texts = _Texts(token_bytes.table)
 
     def raw(self, token: int) -> bytes:
         return self._table[token] if 0 <= token < len(self._table) else b""
 
     def text(self, token: int) -> str:
         """Text that tells any two tokens apart whose bytes differ, as OpenAI writes parts of characters."""
-        raw = self.raw(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        return self._texts[token]
 
     # ---- chat ------------------------------------------------------------------------------------------------------
 
     def chat(self, logprobs: TokenLogprobs, ids: Sequence[int]) -> dict[str, Any]:
-        return {
-            "content": [
-                {**self._chat_token(token, chosen), "top_logprobs": list(map(self._chat_token, top_ids, top))}
-                for token, chosen, top_ids, top in zip(
-                    ids, logprobs.chosen, logprobs.top_ids, logprobs.top, strict=True
-                )
-            ]
-        }
+        content = self._chat_tokens(ids, logprobs.chosen)
+        for token, top_ids, top in zip(content, logprobs.top_ids, logprobs.top, strict=True):
+            token["top_logprobs"] = self._chat_tokens(top_ids, top)
+        return {"content": content}
 
-    def _chat_token(self, token: int, logprob: float) -> dict[str, Any]:
-        return {"token": self.text(token), "bytes": list(self.raw(token)), "logprob": finite(logprob)}
+    def _chat_tokens(self, ids: Sequence[int], values: Sequence[float]) -> list[dict[str, Any]]:
+        texts, raw = self._texts, self.raw
+        return [
+            {"token": texts[token], "bytes": list(raw(token)), "logprob": value if value > FLOOR else FLOOR}
+            for token, value in zip(ids, values, strict=True)
+        ]
 
     # ---- completions -----------------------------------------------------------------------------------------------
 
     def completion(self, logprobs: TokenLogprobs, ids: Sequence[int], offset: int) -> dict[str, Any]:
         """`offset` is where in the output these tokens begin, in characters. The chosen token is always in the top."""
-        tokens = [self.text(token) for token in ids]
+        texts = self._texts
+        tokens = [texts[token] for token in ids]
         offsets = []
         for text in tokens:
             offsets.append(offset)
@@ -60,8 +74,11 @@ class TokenTexts:
         chosen = [finite(value) for value in logprobs.chosen]
         top = []
         for text, value, top_ids, values in zip(tokens, chosen, logprobs.top_ids, logprobs.top, strict=True):
-            best = {self.text(token): finite(other) for token, other in zip(top_ids, values, strict=True)}
-            top.append({**best, text: value})
+            best = {
+                texts[token]: other if other > FLOOR else FLOOR for token, other in zip(top_ids, values, strict=True)
+            }
+            best[text] = value
+            top.append(best)
         return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
 
     def completion_prompt(self, logprobs: TokenLogprobs, ids: Sequence[int]) -> dict[str, Any]:
@@ -96,15 +113,16 @@ class TokenTexts:
     ) -> tuple[list, list, list]:
         """`token_logprobs`, `top_logprobs`, `token_ids_logprobs`: entries [log-probability, id, text or null]."""
 
-        def entry(token: int, value: float) -> list[Any]:
-            return [finite(value), token, self.text(token) if with_text else None]
+        text_of = self._texts.__getitem__ if with_text else {}.get
 
-        chosen = list(map(entry, ids, logprobs.chosen))
-        top = [
-            list(map(entry, top_ids, values)) or None
-            for top_ids, values in zip(logprobs.top_ids, logprobs.top, strict=True)
-        ]
-        return chosen, top, [list(map(entry, asked_ids, values)) for values in logprobs.asked]
+        def entries(tokens: Sequence[int], values: Sequence[float]) -> list[list[Any]]:
+            return [
+                [value if value > FLOOR else FLOOR, token, text_of(token)]
+                for token, value in zip(tokens, values, strict=False)  # of an aborted prompt there are none
+            ]
+
+        top = [entries(*each) or None for each in zip(logprobs.top_ids, logprobs.top, strict=True)]
+        return entries(ids, logprobs.chosen), top, [entries(asked_ids, values) for values in logprobs.asked]
 
     def native_prompt(
         self, logprobs: TokenLogprobs, ids: Sequence[int], start: int, asked_ids: Sequence[int], with_text: bool

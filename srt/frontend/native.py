@@ -187,8 +187,9 @@ class GenerateFormat:
         so_far.text += msgspec.json.encode(delta.text)[1:-1]
         ids = unpack_ids(delta.ids)
         so_far.extend(so_far.ids, ids.tolist())
-        if generation.finish is None:
-            meta = b'%b,"completion_tokens":%d,"finish_reason":null' % (so_far.meta, generation.completion_tokens)
+        so_far.tokens += len(ids)
+        if delta.finish is None:
+            meta = b'%b,"completion_tokens":%d,"finish_reason":null' % (so_far.meta, so_far.tokens)
         else:
             meta = msgspec.json.encode(self._meta(generation))[:-1]
         head = b'data: {"index":%d,"text":"' % generation.index if self._indexed else b'data: {"text":"'
@@ -201,7 +202,7 @@ class GenerateFormat:
         if generation.logprobs >= 0:
             for name, items in zip(OUTPUT_LISTS, so_far.logprobs, strict=True):
                 parts += (b',"%b":[' % name.encode(), items, b"]")
-            parts += (b',"output_token_logprobs_length":%d' % generation.completion_tokens, so_far.prompt)
+            parts += (b',"output_token_logprobs_length":%d' % so_far.tokens, so_far.prompt)
         parts.append(b"}")
         if self._with_prompt:
             parts += (b',"prompt_token_ids":', msgspec.json.encode(unpack_ids(generation.prompt.ids).tolist()))
@@ -255,13 +256,14 @@ class GenerateFormat:
 class _SoFar:
     """JSON of one generation's output up to now, without the outer brackets."""
 
-    __slots__ = ("ids", "logprobs", "meta", "prompt", "text")
+    __slots__ = ("ids", "logprobs", "meta", "prompt", "text", "tokens")
 
     def __init__(self, meta: bytes) -> None:
         self.meta = meta
         self.text, self.ids = bytearray(), bytearray()
         self.logprobs = [bytearray() for _ in OUTPUT_LISTS]
         self.prompt = b""  # whole entries
+        self.tokens = 0
 
     def clear(self) -> None:
         for items in (self.text, self.ids, *self.logprobs):

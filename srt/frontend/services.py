@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -37,11 +38,14 @@ from srt.model_config import ModelConfig
 from srt.observe.timeline import arrival
 
 SMALL_BODY = 64 * 1024  # bytes decoded on the spot
+SMALL_ANSWER = 2048  # as Collector counts, written on the spot
 BODY_SECONDS = 60.0  # for a body to come
 MAX_RID = 256
 ID = web.RequestKey("id", str)
 """What stands in the path of a request where its route's path has `{id}`."""
 BYTES_PER_TOKEN = 64  # of a body, generous: ids and escapes take more than text
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -71,6 +75,9 @@ class Services:
     traces: RequestTraces
     house: House
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
+    writers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="writers")
+    )  # of long answers
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -107,8 +114,7 @@ class Services:
         """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
         if stream:
             return await Stream(form, self.metrics).respond(request, self.manager, prompts)
-        generations, answers = await self._complete(prompts)
-        response = json_response(form.body(generations, answers))
+        generations, response = await self._complete(prompts, lambda *made: json_response(form.body(*made)))
         timeline = generations[-1].timeline
         response.headers["x-lockstep-timeline"] = timeline.header()
         response.headers["x-lockstep-total"] = f"{timeline.written - timeline.received:.6f}"
@@ -116,13 +122,19 @@ class Services:
 
     async def answer(self, prompts: Sequence[Prompt], form: Format) -> Any:
         """The answer in one piece."""
-        return form.body(*await self._complete(prompts))
+        return (await self._complete(prompts, form.body))[1]
 
-    async def _complete(self, prompts: Sequence[Prompt]) -> tuple[Sequence[Generation], list[TextDelta]]:
+    async def _complete(
+        self, prompts: Sequence[Prompt], write: Callable[[Sequence[Generation], Sequence[TextDelta]], T]
+    ) -> tuple[Sequence[Generation], T]:
+        """`write` is called with all answers, if they are long in a thread."""
         collector = Collector(prompts)
         with self.manager.running(prompts, collector) as generations:
             await collector.done
-        return generations, collector.answers
+        if collector.size <= SMALL_ANSWER:
+            return generations, write(generations, collector.answers)
+        run = asyncio.get_running_loop().run_in_executor
+        return generations, await run(self.writers, lambda: write(generations, collector.answers))
 
     async def read(self, request: web.Request, kind: type) -> Any:
         """The body as a `kind`. RequestError for one that is too big, no JSON or of another shape."""
@@ -158,19 +170,16 @@ def too_big(limit: int) -> RequestError:
 
 
 def new_id(prefix: str) -> str:
-    """Nobody can guess it."""
-    return prefix + next(_names)
-
-
-def _random_names() -> Iterator[str]:
-    """32 hexadecimal digits each; the system is asked for many at once, which takes as long as for one."""
+    """Nobody can guess it. In any thread."""
     while True:
-        block = os.urandom(16 * 256).hex()
-        for start in range(0, len(block), 32):
-            yield block[start : start + 32]
+        try:
+            return prefix + _names.pop()
+        except IndexError:
+            block = os.urandom(16 * 256).hex()  # the system is asked for many at once, which takes as long as for one
+            _names.extend(block[start : start + 32] for start in range(0, len(block), 32))
 
 
-_names = _random_names()
+_names: list[str] = []  # of 32 hexadecimal digits each
 
 
 def check_rid(rid: str | None) -> str | None:

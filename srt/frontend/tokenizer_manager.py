@@ -251,14 +251,11 @@ class TokenizerManager:
                 log.exception("A message from the engine was not understood")
         else:
             self._loop.call_soon(self._receive)
-        self._flush(touched)
-
-    def flush_soon(self, sink: Sink) -> None:
-        """As if it had got something."""
-        self._loop.call_soon(self._flush, (sink,))
+        self.flush(touched)
 
     @staticmethod
-    def _flush(sinks: Iterable[Sink]) -> None:
+    def flush(sinks: Iterable[Sink]) -> None:
+        """Lets sinks write that have got something."""
         for sink in sinks:
             try:
                 sink.flush()

@@ -1,9 +1,15 @@
 """What one HTTP request makes large is bounded, and what is allowed harms nobody else."""
 
+import threading
+
 import pytest
-from frontend_harness import Server
+from frontend_harness import Server, events_of
+
+from srt.frontend import generation, services, streaming
+from srt.frontend.native import GenerateFormat
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+HI = [{"role": "user", "content": "a"}]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +57,11 @@ def test_too_much_for_one_request_is_refused_with_advice(server, case):
 
 SCHEMA = {"type": "object", "properties": {name: {"type": "string"} for name in "abcdef"}}
 LARGE = {
-    "a schema for many": (CHAT, {"messages": [{"role": "user", "content": "a"}], "n": 128, "json_schema": SCHEMA}),
+    "a schema for many": (CHAT, {"messages": HI, "n": 128, "json_schema": SCHEMA}),
     "stops for many": (COMPLETIONS, {"prompt": ["a"] * 8, "n": 64, "stop": ["x" * 50] * 32}),
     "biases for many": (COMPLETIONS, {"prompt": "a", "n": 128, "logit_bias": {str(i): 1 for i in range(256)}}),
     "many prompts rated": (COMPLETIONS, {"prompt": [[98] * 100] * 300, "echo": True, "logprobs": 1}),
-    "alternatives": (CHAT, {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20,
+    "alternatives": (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 20,
                             "max_tokens": 900}),
     "a rated stream": (GENERATE, {**RATED, "text": "a", "top_logprobs_num": 20, "stream": True,
                                   "sampling_params": {"max_new_tokens": 1000}}),
@@ -67,3 +73,103 @@ def test_what_is_large_and_usual_is_taken(server, case):
     path, body = LARGE[case]
     server.engine.says = [97]  # and is done, whatever was asked
     assert server.request("POST", path, body)[0] == 200
+
+
+def test_an_answer_with_too_many_log_probabilities_ends(server, monkeypatch):
+    monkeypatch.setattr(generation, "MAX_RATINGS", 1000)
+    server.engine.step_s = 0.001
+    body = {"prompt": "a", "n": 4, "logprobs": 5, "max_tokens": 900, "ignore_eos": True}
+    status, answer = server.post(COMPLETIONS, body)
+    assert status == 400
+    assert "fewer" in answer["error"]["message"]
+    server.wait_for(lambda: len(server.engine.aborted) == 4)
+
+
+def test_a_long_answer_is_written_while_others_are_served(server, monkeypatch):
+    written, went_on = GenerateFormat.body, threading.Event()
+
+    def body(*arguments):
+        assert went_on.wait(60)
+        return written(*arguments)
+
+    monkeypatch.setattr(GenerateFormat, "body", body)
+    long = {**RATED, "input_ids": LONG, "sampling_params": {"max_new_tokens": 1}}
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(server.post(GENERATE, long)))
+    asking.start()
+    server.wait_for(lambda: server.engine.received)
+    server.ok(COMPLETIONS, {"prompt": "a", "max_tokens": 3})
+    went_on.set()
+    asking.join(60)
+    assert len(answers[0][1]["meta_info"]["input_top_logprobs"]) == 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (GENERATE, {**RATED, "text": "abc", "return_text_in_logprobs": True}),
+        (COMPLETIONS, {"prompt": ["abc", "de"], "n": 2, "echo": True, "logprobs": 3}),
+        (CHAT, {"messages": HI, "logprobs": True, "prompt_logprobs": 2, "max_tokens": 9}),
+        ("/v1/responses", {"input": "abc", "top_logprobs": 2, "max_output_tokens": 9}),
+    ],
+)  # fmt: skip
+def test_long_and_short_answers_say_the_same(server, monkeypatch, path, body):
+    short = server.ok(path, body)
+    monkeypatch.setattr(services, "SMALL_ANSWER", 0)
+    assert _without_names(server.ok(path, body)) == _without_names(short)
+
+
+def _without_names(answer):
+    """Nor times."""
+    if isinstance(answer, list):
+        return list(map(_without_names, answer))
+    if not isinstance(answer, dict):
+        return answer
+    mine = {"id", "created", "created_at", "e2e_latency", "response_sent_to_client_ts", "timeline"}
+    return {name: _without_names(value) for name, value in answer.items() if name not in mine}
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_one_turn_writes_little_of_a_stream(server, monkeypatch, reads):
+    """Whether its client reads or much of it waits."""
+    monkeypatch.setattr(streaming, "TURN", 50)
+    if not reads:
+        monkeypatch.setattr(streaming, "SOFT_LIMIT", -1)
+    server.engine.tokens_per_step = 4
+    turns, (write, flush) = [0], (GenerateFormat.events, streaming.Stream.flush)
+
+    def counted(form, one, delta):
+        turns[-1] += generation.ratings(delta)
+        return write(form, one, delta)
+
+    def turn(stream):
+        turns.append(0)
+        flush(stream)
+
+    monkeypatch.setattr(GenerateFormat, "events", counted)
+    monkeypatch.setattr(streaming.Stream, "flush", turn)
+    sampling = {"max_new_tokens": 40, "n": 8}
+    body = {**RATED, "text": "abc", "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 99}
+    events = events_of(server.request("POST", GENERATE, {**body, "stream": True})[2])
+    assert sum(turns) == 8 * (2 + 40) * 100
+    assert max(turns) <= 50 * streaming.RATINGS_PER_DELTA + 4 * 100 + 200  # up to one delta more, maybe with a prompt's
+    for index in range(8):
+        mine = [event for event in events if event["index"] == index]
+        metas = [event["meta_info"] for event in mine]
+        assert [meta["completion_tokens"] for meta in metas] == [len(event["output_ids"]) for event in mine]
+        assert [len(meta["output_top_logprobs"]) for meta in metas] == [len(event["output_ids"]) for event in mine]
+        assert [meta["finish_reason"] is None for meta in metas] == [True] * (len(mine) - 1) + [False]
+        assert len(mine[-1]["output_ids"]) == 40
+
+
+def test_log_probabilities_that_wait_count(server, monkeypatch):
+    monkeypatch.setattr(streaming, "SOFT_LIMIT", -1)
+    monkeypatch.setattr(streaming, "HARD_LIMIT", 1000)
+    server.engine.hold_at = 20
+    sampling = {"max_new_tokens": 40, "n": 8}
+    sock, received = server.open_stream(GENERATE, {**RATED, "text": "abc", "sampling_params": sampling})
+    with sock:
+        while not received.endswith(b"0\r\n\r\n"):
+            assert (more := sock.recv(65536))
+            received += more
+    assert b"reads too slowly" in received

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,25 +40,28 @@ class Stored:
 
 
 class Store:
-    """The responses of late. The oldest go first, whoever they belong to."""
+    """The responses of late, in any thread. The oldest go first, whoever they belong to."""
 
     def __init__(self) -> None:
+        self._changing = threading.RLock()
         self._responses: OrderedDict[str, Stored] = OrderedDict()
         self._size = 0
 
     def put(self, stored: Stored) -> None:
         name = stored.body["id"]
-        self.drop(name)
         stored.size = len(msgspec.json.encode((stored.body, stored.messages)))
-        self._responses[name] = stored
-        self._size += stored.size
-        while len(self._responses) > MAX_STORED or self._size > MAX_STORED_BYTES:
-            self.drop(next(iter(self._responses)))
+        with self._changing:
+            self.drop(name)
+            self._responses[name] = stored
+            self._size += stored.size
+            while len(self._responses) > MAX_STORED or self._size > MAX_STORED_BYTES:
+                self.drop(next(iter(self._responses)))
 
     def drop(self, name: str) -> None:
-        stored = self._responses.pop(name, None)
-        if stored is not None:
-            self._size -= stored.size
+        with self._changing:
+            stored = self._responses.pop(name, None)
+            if stored is not None:
+                self._size -= stored.size
 
     def get(self, name: str, owner: bytes) -> Stored:
         """RequestError with 404 for one that is not there or is another's."""
