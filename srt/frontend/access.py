@@ -17,7 +17,7 @@ PREFLIGHT_SECONDS = "86400"
 def credential(request: web.BaseRequest) -> bytes:
     """The key that came with a request, as a bearer token or in Anthropic's header; empty if none did."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    key = token if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    key = token.lstrip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
     return key.encode("utf-8", "surrogateescape")
 
 

@@ -39,7 +39,7 @@ def status(server, method, path, key=None, header="Authorization"):
 
 
 @pytest.mark.parametrize(
-    ("key", "expected"), [(None, 401), ("wrong", 401), ("user", 200), ("friend", 200), ("root", 200)]
+    ("key", "expected"), [(None, 401), ("wrong", 401), ("user", 200), ("friend", 200), ("root", 200), (" user", 200)]
 )
 def test_keys_of_users(server, key, expected):
     assert status(server, "GET", "/v1/models", key) == expected

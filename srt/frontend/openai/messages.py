@@ -110,7 +110,9 @@ def _text(content: str | list[Part] | None, at: int) -> str:
     if isinstance(content, str):
         return content
     for part in content:
-        if part.type != "text" or part.text is None:
+        if part.type == "text" and part.text is None:
+            raise RequestError(f"`messages[{at}].content`: a part of type `text` needs a `text`.", param="messages")
+        if part.text is None or part.type != "text":
             raise RequestError(
                 f"`messages[{at}].content`: this model reads text only, not parts of type `{part.type[:50]}`.",
                 param="messages",

@@ -229,9 +229,11 @@ def _text(content: str | list[ContentPart], at: int) -> str:
         return content
     for part in content:
         if part.text is None:
-            raise RequestError(
-                f"`input[{at}]`: this model reads text only, not parts of type `{part.type[:50]}`.", param="input"
-            )
+            kind = part.type[:50]
+            fault = f"a part of type `{kind}` needs a `text`"
+            if not kind.endswith("text"):
+                fault = f"this model reads text only, not parts of type `{kind}`"
+            raise RequestError(f"`input[{at}]`: {fault}.", param="input")
     return "\n".join(part.text or "" for part in content)
 
 
