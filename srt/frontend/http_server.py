@@ -10,13 +10,13 @@ import time
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from srt.frontend.answers import Answer
 from srt.frontend.door import Door
 from srt.frontend.errors import RequestError
 from srt.frontend.metrics import Metrics
-from srt.frontend.services import Services
+from srt.frontend.services import Services, wrongly_encoded
 from srt.observe.timeline import arrival
 
 IDLE_SECONDS = 75.0
@@ -79,7 +79,9 @@ class Connection(web.RequestHandler):
         fault = "The request is not HTTP that this server reads." if status < 500 else "The server made a mistake."
         detail = (message or "").strip().splitlines()[:1]
         error = RequestError(" ".join([fault, *detail]), status=status, code="malformed_http")
-        response = Answer(error.body(), status)
+        if isinstance(exc, ContentEncodingError):  # aiohttp would read it, with one more package
+            error = wrongly_encoded()
+        response = Answer(error.body(), error.status)
         response.force_close()
         return response
 

@@ -40,6 +40,7 @@ from srt.observe.timeline import arrival
 SMALL_BODY = 64 * 1024  # bytes decoded on the spot
 SMALL_ANSWER = 2048  # as Collector counts, written on the spot
 BODY_SECONDS = 60.0  # for a body to come
+ENCODINGS = ("", "identity", "gzip", "deflate")
 MAX_RID = 256
 ID = web.RequestKey("id", str)
 """What stands in the path of a request where its route's path has `{id}`."""
@@ -147,7 +148,9 @@ class Services:
         return body
 
     async def read_bytes(self, request: web.Request) -> bytes:
-        """A body that says it is too big is refused before it is read."""
+        """A body that says it is too big, or encoded as none that is read here, is refused before it is read."""
+        if request.headers.get("Content-Encoding", "").lower() not in ENCODINGS:
+            raise wrongly_encoded()
         if request.content.is_eof():  # it is all here, and need not be awaited
             raw = request.content.read_nowait()
             if len(raw) > self.max_body:
@@ -167,6 +170,11 @@ class Services:
 
 def too_big(limit: int) -> RequestError:
     return RequestError(f"The body must not exceed {limit} bytes.", status=413, code="request_too_large")
+
+
+def wrongly_encoded() -> RequestError:
+    sentence = "A body may come as it is, or in the `Content-Encoding` gzip or deflate."
+    return RequestError(sentence, status=415, code="unsupported_encoding")
 
 
 def new_id(prefix: str) -> str:

@@ -124,6 +124,13 @@ def test_chats(server, body):
     refused(server, CHAT, {**body, "stream": True})
 
 
+def test_a_part_that_lacks_its_text(server):
+    for kind, path, name in (("text", CHAT, "messages"), ("input_text", "/v1/responses", "input")):
+        message = {"role": "user", "content": [{"type": kind}]}
+        sentence = f"a part of type `{kind}` needs a `text`"
+        refused(server, path, {name: [message]}, mentions=sentence)
+
+
 @pytest.mark.parametrize(
     "prompt",
     [
@@ -252,9 +259,10 @@ PACKED = gzip.compress(b'{"prompt": "ab", "max_tokens": 2}')
     [
         (PACKED, "gzip", 200), (b"no such thing", "gzip", 400), (b"no such thing", "deflate", 400),
         (PACKED + b"more", "gzip", 400), (PACKED[:-12], "gzip", 400), (b"", "gzip", 400),
-        (gzip.compress(bytes(1 << 24)), "gzip", 413),
+        (gzip.compress(bytes(1 << 24)), "gzip", 413), (PACKED, "GZIP", 200), (PACKED, "br", 415), (PACKED, "zstd", 415),
+        (PACKED, "gzip, gzip", 415), (PACKED, "compress", 415),
     ],
-    ids=range(7),
+    ids=range(12),
 )  # fmt: skip
 def test_encoded_bodies(server, caplog, body, encoding, status):
     got, headers, raw = server.request("POST", COMPLETIONS, body, {"Content-Encoding": encoding})
