@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -39,6 +38,7 @@ from srt.process import (
     StartError,
     first_death,
     first_of,
+    make_folder,
     on_dump,
     set_title,
     settle,
@@ -239,7 +239,7 @@ async def serve(config: ServerConfig, files: ModelFiles, owner: Owner, scheduler
     owner.on_stop(on_signal)
     if not owner.listeners:
         config = dataclasses.replace(config, http_workers=1)
-    folder = tempfile.mkdtemp(prefix="lockstep-")
+    folder = make_folder()
     engines = [Replica.create(config, Endpoints(folder, dp_rank)) for dp_rank in range(config.dp_size)]
     endpoints = engines[0].endpoints  # what all engines have in common
     log.info("configuration: %s", config.summary())

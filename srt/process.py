@@ -21,6 +21,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ FAULT_STOP_SECONDS = 0.5
 
 LAST_WORDS_SECONDS = 0.3
 """How long processes may take to say what the death of another did to them, and to print where they are."""
+
+LONGEST_TEMPORARY = 70
+"""Bytes of a path; Linux gives that of a socket 107."""
 
 T = TypeVar("T")
 
@@ -234,6 +238,13 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+def make_folder() -> str:
+    """For the pipes of a house. ConfigError if their paths would be longer than those of sockets may be."""
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY:
+        raise ConfigError(f"TMPDIR may be {LONGEST_TEMPORARY} bytes long, for there are sockets in it; try TMPDIR=/tmp")
+    return tempfile.mkdtemp(prefix="lockstep-")
 
 
 def set_title(title: str) -> None:

@@ -6,14 +6,22 @@ import asyncio
 import logging
 import shutil
 import signal
-import tempfile
 from collections.abc import Sequence
 
 from srt.board import Board
 from srt.config import ServerConfig
 from srt.model_files import ModelFiles
 from srt.nodes import End, Node0
-from srt.process import FAULT_STOP_SECONDS, LAST_WORDS_SECONDS, Child, StartError, first_death, first_of, unless
+from srt.process import (
+    FAULT_STOP_SECONDS,
+    LAST_WORDS_SECONDS,
+    Child,
+    StartError,
+    first_death,
+    first_of,
+    make_folder,
+    unless,
+)
 from srt.replica import Replica
 from srt.transport import Endpoints, Meeting
 from srt.watchdog import StoppedRanks
@@ -32,7 +40,7 @@ async def serve_ranks(config: ServerConfig, files: ModelFiles, scheduler_door: s
     stop = asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    folder = tempfile.mkdtemp(prefix="lockstep-")
+    folder = make_folder()
     engine = Replica.create(config, Endpoints(folder))
     log.info("configuration: %s", config.summary())
     ranks = config.node_ranks

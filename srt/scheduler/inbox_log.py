@@ -6,6 +6,7 @@ which it happened. Replaying it needs no model, no clock and one process.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,17 +67,23 @@ class InboxLog:
     """Each message is preceded by its length, and on its way to the disk once it is written; first the `Settings`."""
 
     def __init__(self, path: str) -> None:
-        """ConfigError if there can be no such file."""
-        try:
-            self._file = Path(path).open("wb")  # noqa: SIM115 (closed when the process ends)
-        except OSError as error:
-            raise ConfigError(f"--inbox-log {path} cannot be written: {error.strerror}") from None
+        """ConfigError, as by `write`, if there can be no such file."""
+        self._path = path
+        with self._named_errors():
+            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 (closed when the process ends)
         self._encoder = msgspec.msgpack.Encoder()
 
     def write(self, message: Message) -> None:
         data = self._encoder.encode(message)
-        self._file.write(len(data).to_bytes(4, "little") + data)
-        self._file.flush()
+        with self._named_errors():
+            self._file.write(len(data).to_bytes(4, "little") + data)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"--inbox-log {self._path} cannot be written: {error.strerror}") from None
 
 
 class LoggedIntake:

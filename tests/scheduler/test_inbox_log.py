@@ -12,6 +12,7 @@ from srt.board import Board, RankRecord
 from srt.config import ConfigError
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.inbox_log import (
+    Decided,
     Difference,
     InboxLog,
     LoggedDrafter,
@@ -88,3 +89,9 @@ def test_another_token_is_noticed(tmp_path):
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path):
     with pytest.raises(ConfigError, match="--inbox-log .*/nowhere/log cannot be written: No such file or directory"):
         InboxLog(str(tmp_path / "nowhere" / "log"))
+
+
+def test_a_full_disk_is_named():
+    log = InboxLog("/dev/full")
+    with pytest.raises(ConfigError, match="--inbox-log /dev/full .*No space"):
+        log.write(Decided(()))

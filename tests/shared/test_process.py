@@ -11,9 +11,11 @@ import termios
 import time
 from pathlib import Path
 
+import pytest
 from shared.python_path import python_path
 
-from srt.process import DUMP, STOP, Child
+from srt.config import ConfigError
+from srt.process import DUMP, STOP, Child, make_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,3 +88,9 @@ def test_a_dump_does_no_harm_in_the_middle_of_a_write():
     assert process.returncode == 0, said.replace("x", "")
     assert "all is well" in said
     assert "Current thread" in said
+
+
+def test_paths_of_pipes_are_as_short_as_those_of_sockets_must_be(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "l" * 66)
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        make_folder()
