@@ -74,6 +74,11 @@ UNENFORCED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "uri-
 
 _DEFINITION = re.compile(r"#/(definitions|\$defs)/([^/%]*)(?:/.*)?", re.DOTALL)
 
+NOTHING_FITS = (
+    "no text follows it: whatever refers to itself needs a way that does not, and each set of characters one of them"
+)
+REFERS_ELSEWHERE = "`$ref` may only refer to a place in the schema itself, as in `#/$defs/name`"
+
 
 class GrammarError(Exception):
     """A constraint that cannot be enforced; the sentence says what to change."""
@@ -135,6 +140,8 @@ class _Rewriter:
         if not isinstance(schema, dict):
             return schema
         self._count_work()
+        if self._is_endless(schema):
+            raise GrammarError("`$ref` refers to itself")
         if depth > MAX_DEPTH:
             raise GrammarError(f"schemas may be nested {MAX_DEPTH} deep at most")
         if self._only_refs and isinstance(schema.get("$ref"), str):
@@ -382,6 +389,15 @@ class _Rewriter:
     def _is_only_reference(self, schema: Mapping[str, Any]) -> bool:
         return self._only_refs or set(asserting(schema)) == {"$ref"}
 
+    def _is_endless(self, schema: Schema) -> bool:
+        """Whether a reference leads to nothing but itself."""
+        for _ in range(MAX_DEPTH):
+            reference = schema.get("$ref") if isinstance(schema, dict) else None
+            if not isinstance(reference, str) or not re.match("#(/|$)", reference):
+                return False
+            schema = pointed_at(self._root, reference)
+        return True
+
     def _resolved(self, schema: Schema) -> Schema:
         """A schema that is a reference and nothing else, as what it refers to."""
         for _ in range(MAX_DEPTH):
@@ -394,7 +410,7 @@ class _Rewriter:
 
     def _at(self, reference: Any) -> Schema:
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise GrammarError("`$ref` may only refer to a place in the schema itself, as in `#/$defs/name`")
+            raise GrammarError(REFERS_ELSEWHERE)
         place = pointed_at(self._root, reference)
         if place is None:
             raise GrammarError(f"`$ref`: there is no {reference[:100]}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from srt.schema_rules import GrammarError
+from srt.schema_rules import NOTHING_FITS, REFERS_ELSEWHERE, GrammarError
 from srt.token_bytes import Vocabulary
 
 LIMITS = LLParserLimits(max_items_in_row=6000, verbose_errors=False)
@@ -21,6 +21,20 @@ LIMITS = LLParserLimits(max_items_in_row=6000, verbose_errors=False)
 THREADS = 2
 MAX_FAULT = 300
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+_SENTENCES = {
+    "NoExtensionBias": NOTHING_FITS,
+    "Too many items": (
+        "too many rules go on at once, or a text is forced that is too long or never ends: "
+        "let rules begin differently, and each come to its end"
+    ),
+    "too many (expressions|states)|initial lexer configuration|grammar size|fuel exhausted": (
+        "it is too large: write fewer alternatives and smaller repetitions"
+    ),
+    "Failed to generate regex for (integer|float) range": "bounds of numbers must lie between -10**18 and 10**18",
+    "number out of range": "numbers must lie between -1e308 and 1e308",
+    "Resource '.*' is not present": REFERS_ELSEWHERE,
+}
+"""Of what the library says about itself and not about the grammar, by how it begins."""
 _REGEX_FAULT = re.compile(r"regex parse error:\n *(.*)\n[ ^]*\nerror: ")
 
 
@@ -134,5 +148,8 @@ class LLGuidanceMatcher:
 
 def _short(error: str) -> str:
     """Its first paragraph: what follows is a picture of the grammar. The commonest are said in words."""
+    for pattern, sentence in _SENTENCES.items():
+        if re.match(rf"(\w+ error: )?({pattern})", error):
+            return sentence
     error = _UNIMPLEMENTED.sub(r"\1 cannot be enforced", _REGEX_FAULT.sub(r"the pattern `\1`: ", error))
     return " ".join(error.split("\n<state>")[0].split())[:MAX_FAULT]

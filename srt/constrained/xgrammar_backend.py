@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import xgrammar
 
-from srt.schema_rules import GrammarError
+from srt.schema_rules import NOTHING_FITS, GrammarError
 from srt.token_bytes import Vocabulary
 
 Encode = Callable[[str], list[int]]
@@ -28,15 +28,21 @@ class XGrammar:
             stop_token_ids=list(vocabulary.eos_token_ids),
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._vocab_size = info.vocab_size
         self._encode = vocabulary.encode
 
     def compile(self, text: str) -> CompiledGrammar:
         if "(=" in text:
             raise GrammarError("look-ahead assertions are not enforced")
         try:
-            return CompiledGrammar(self._compiler.compile_grammar(text), self._encode)
+            compiled = CompiledGrammar(self._compiler.compile_grammar(text), self._encode)
         except RuntimeError as error:
             raise GrammarError(str(error).rpartition("error")[2].strip(" :\n")) from None
+        first = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        compiled.matcher().fill(first, 0)
+        if not first.any():
+            raise GrammarError(NOTHING_FITS)
+        return compiled
 
     def fill(self, matchers: Sequence[XGrammarMatcher], bits_MW: np.ndarray) -> None:
         bits = torch.from_numpy(bits_MW)

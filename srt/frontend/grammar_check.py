@@ -31,8 +31,7 @@ class GrammarCheck:
         self._folder = folder
 
     def __call__(self, form: Form) -> Grammar:
-        """GrammarError if the ranks would not take it. They refuse themselves what can only be seen when it is begun,
-        such as a schema that is a reference to itself."""
+        """GrammarError if the ranks would not take it. They refuse what is only seen when it is begun."""
         try:
             text = self._texts.of(form)
         except RecursionError:

@@ -68,9 +68,9 @@ class GrammarTexts:
 
 def with_whitespace(schema: Any, whitespace: str | None) -> Any:
     """The schema in enforceable keywords, with the library's options in it."""
-    schema = rewrite(schema, searcher)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        raise GrammarError("the schema `false` allows no value")
+    schema = rewrite({} if schema is True else schema, searcher)
     options: dict[str, Any] = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
     if whitespace is None:
         options |= {"item_separator": ", ", "key_separator": ": "}

@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from keyword_cases import ENFORCED, REFUSED
-from walk import CHECK, accepts_json
+from walk import BACKEND, CHECK, accepts_json
 
 from srt.frontend.constraints import Form
 from srt.schema_rules import GrammarError
@@ -71,6 +71,34 @@ def test_the_library_s_words_become_sentences():
         CHECK(Form("json_schema", {"type": "array", "uniqueItems": True}, "x"))
     with pytest.raises(GrammarError, match=r"^the pattern `\^\(\?=a\)b`: look-around, .* is not supported$"):
         CHECK(Form("json_schema", {"properties": {"a": {"type": "string", "pattern": "^(?=a)b"}}}, "x"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        ("json_schema", {"$ref": "#"}, "refers to itself"),
+        ("json_schema", {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself"),
+        ("json_schema", {"$ref": "http://localhost/x.json"}, "only refer to a place in the schema"),
+        ("json_schema", False, "allows no value"),
+        ("json_schema", {"type": "integer", "minimum": -(2**63)}, r"between -10\*\*18 and"),
+        ("json_schema", {"type": "number", "minimum": -(10**400)}, "between -1e308 and"),
+        ("regex", r"[^\x00-\U0010FFFF]", "each set of characters one of them"),
+        ("ebnf", "root ::= root", "refers to itself needs a way that does not"),
+    ],
+)
+def test_a_refusal_says_what_to_change(kind, value, words):
+    with pytest.raises(GrammarError, match=words):
+        CHECK(Form(kind, value, "x"))
+
+
+def test_a_text_that_never_ends_is_named():
+    matcher = BACKEND.compile(CHECK(Form("ebnf", 'root ::= "a" root', "x")).text).matcher()
+    matcher.forced(1)
+    assert "each come to its end" in matcher.fault
+
+
+def test_a_schema_may_contain_itself():
+    CHECK(Form("json_schema", {"properties": {"$ref": {"$ref": "#"}, "a": {"$ref": "#/properties/$ref"}}}, "x"))
 
 
 def test_the_table_in_the_docs_has_these_cases():

@@ -68,7 +68,9 @@ def test_special_tokens_are_no_text(backend):
     assert allowed(backend, matcher) == [ord("<")]
 
 
-@pytest.mark.parametrize("text", ["root ::= missing", 'root ::= "a" (="b")', "nonsense"])
+@pytest.mark.parametrize(
+    "text", ["root ::= missing", 'root ::= "a" (="b")', "nonsense", "root ::= root", r"root ::= [^\x00-\U0010FFFF]"]
+)
 def test_what_cannot_be_followed_is_refused(backend, text):
     with pytest.raises(GrammarError):
         backend.compile(text)
