@@ -58,7 +58,7 @@ def best_of_shard(
     `masks` are of the whole vocabulary. What one allows is drawn before all else, though it were no number.
     """
     assert logits_SV.stride(1) == 1
-    assert masks is None or masks.bits.shape[1] * 32 >= tokens.stop
+    assert masks is None or not tokens or masks.bits.shape[1] * 32 >= tokens.stop
     num_tokens = len(tokens)
     num_rows, device = len(logits_SV), logits_SV.device
     all_blocks = max(triton.cdiv(num_tokens, BLOCK), 1)
