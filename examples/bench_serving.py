@@ -220,7 +220,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    need_server(f"http://{args.host}:{args.port}")
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    need_server(f"http://{host}:{args.port}")
     report = uvloop.run(bench(args))
     print(json.dumps(report))
     if report["errors"]:

@@ -44,7 +44,8 @@ def device_name(name: str) -> str:
 def json_lines(path: str) -> list[Any]:
     """The `type` of an argument: a file's lines."""
     try:
-        return [json.loads(line) for line in Path(path).read_text().splitlines()]
+        with open(path, encoding="utf-8") as file:  # `str.splitlines` would cut strings at other breaks, too
+            return [json.loads(line) for line in file]
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"it has JSON objects, one a line: {error}") from None
 

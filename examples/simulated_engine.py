@@ -95,7 +95,6 @@ class Clients:
         self._turns = [0] * len(chats)
         self._ready = list(range(len(chats)))
         self._free = concurrency
-        self._live = 0
         self._number = 0
         self._device = device
         self._random = random.Random(1)

@@ -19,8 +19,8 @@ def test_a_server_must_be_there():
 
 def test_arguments_are_refused_with_a_sentence(tmp_path):
     file = tmp_path / "cases.jsonl"
-    file.write_text('{"schema": {}}\n{"schema": true}')
-    assert json_lines(str(file)) == [{"schema": {}}, {"schema": True}]
+    file.write_text('{"schema": {"title": "a\u2028b"}}\n{"schema": true}', encoding="utf-8")
+    assert json_lines(str(file)) == [{"schema": {"title": "a\u2028b"}}, {"schema": True}]
     file.write_text("schema")
     for path in (file, tmp_path / "none.jsonl"):
         with pytest.raises(argparse.ArgumentTypeError, match="one a line"):
