@@ -128,8 +128,6 @@ class DecodeGraphs:
                 work()
 
     def _capture(self, size: int, pool: Any) -> DecodeGraph:
-        self._inputs.zero_()
-        self._inputs[:size] = self._spare_row
         forward, draw, *cascade = (captured(work, pool) for work in self._work(size, self._model))
         return DecodeGraph(size, forward, cascade[0] if cascade else None, draw)
 
