@@ -193,8 +193,6 @@ class CudaRunner:
     def _forward(self, plan: ScheduleBatch) -> tuple[torch.Tensor | None, LogprobTensors | None]:
         """This rank's logits of the tokens that are sampled, or None, and what is said of tokens of prompts."""
         self._tables.apply(plan)
-        if plan.num_rows == 0:
-            return None, None
         batch = ForwardBatch.build(plan, self._tables)
         if self._prompts.holds(plan.num_tokens):
             attended = self._prompts.attend(batch)
