@@ -75,8 +75,10 @@ class InboxLog:
 
     def write(self, message: Message) -> None:
         data = self._encoder.encode(message)
+        left = memoryview(len(data).to_bytes(4, "little") + data)
         with self._named_errors():
-            self._file.write(len(data).to_bytes(4, "little") + data)
+            while left:  # a disk takes what it has room for before it refuses
+                left = left[self._file.write(left) :]
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,15 @@ def test_a_full_disk_is_named():
     log = InboxLog("/dev/full")
     with pytest.raises(ConfigError, match="--inbox-log /dev/full .*No space"):
         log.write(Decided(()))
+
+
+def test_what_a_disk_takes_in_part_is_not_taken(tmp_path):
+    log = InboxLog(str(tmp_path / "log"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))
+    try:
+        with pytest.raises(ConfigError, match="File too large"):
+            log.write(Decided((1, 2, 3)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "log").stat().st_size == 6
