@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ from srt.transport import Endpoints
 log = logging.getLogger(__name__)
 
 DRAIN_LOOK_SECONDS = 0.02
+SWITCH_SECONDS = 0.001  # for which a thread may keep the interpreter from the event loop: less than a token takes
 TRACES_PATIENCE = 2.0  # seconds for traces on their way when the server stops
 
 
@@ -66,6 +68,7 @@ class Frontend:
 
     async def start(self, sock: socket.socket | None) -> None:
         """Without a socket there is no HTTP: requests come from this process."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._manager.start()
         if sock is not None:
             is_private = sock.family == socket.AF_UNIX

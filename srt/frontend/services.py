@@ -33,7 +33,6 @@ from srt.frontend.streaming import Format, Stream
 from srt.frontend.tokenizer_manager import TokenizerManager
 from srt.frontend.words import Words
 from srt.limits import Limits
-from srt.messages import TextDelta
 from srt.model_config import ModelConfig
 from srt.observe.timeline import arrival
 
@@ -115,7 +114,7 @@ class Services:
         """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
         if stream:
             return await Stream(form, self.metrics).respond(request, self.manager, prompts)
-        generations, response = await self._complete(prompts, lambda *made: json_response(form.body(*made)))
+        generations, response = await self._complete(prompts, form, json_response)
         timeline = generations[-1].timeline
         response.headers["x-lockstep-timeline"] = timeline.header()
         response.headers["x-lockstep-total"] = f"{timeline.written - timeline.received:.6f}"
@@ -123,19 +122,19 @@ class Services:
 
     async def answer(self, prompts: Sequence[Prompt], form: Format) -> Any:
         """The answer in one piece."""
-        return (await self._complete(prompts, form.body))[1]
+        return (await self._complete(prompts, form, lambda body, is_long: body))[1]
 
     async def _complete(
-        self, prompts: Sequence[Prompt], write: Callable[[Sequence[Generation], Sequence[TextDelta]], T]
+        self, prompts: Sequence[Prompt], form: Format, write: Callable[[Any, bool], T]
     ) -> tuple[Sequence[Generation], T]:
-        """`write` is called with all answers, if they are long in a thread."""
+        """What `write` makes of the body; if that is long, which it is told, in a thread."""
         collector = Collector(prompts)
         with self.manager.running(prompts, collector) as generations:
             await collector.done
         if collector.size <= SMALL_ANSWER:
-            return generations, write(generations, collector.answers)
+            return generations, write(form.body(generations, collector.answers), False)
         run = asyncio.get_running_loop().run_in_executor
-        return generations, await run(self.writers, lambda: write(generations, collector.answers))
+        return generations, await run(self.writers, lambda: write(form.body(generations, collector.answers), True))
 
     async def read(self, request: web.Request, kind: type) -> Any:
         """The body as a `kind`. RequestError for one that is too big, no JSON or of another shape."""

@@ -5,7 +5,7 @@ import threading
 import pytest
 from frontend_harness import Server, events_of
 
-from srt.frontend import generation, services, streaming
+from srt.frontend import answers, generation, services, streaming
 from srt.frontend.native import GenerateFormat
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -94,14 +94,14 @@ def test_a_long_answer_is_written_while_others_are_served(server, monkeypatch):
 
     monkeypatch.setattr(GenerateFormat, "body", body)
     long = {**RATED, "input_ids": LONG, "sampling_params": {"max_new_tokens": 1}}
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(server.post(GENERATE, long)))
+    answered = []
+    asking = threading.Thread(target=lambda: answered.append(server.post(GENERATE, long)))
     asking.start()
     server.wait_for(lambda: server.engine.received)
     server.ok(COMPLETIONS, {"prompt": "a", "max_tokens": 3})
     went_on.set()
     asking.join(60)
-    assert len(answers[0][1]["meta_info"]["input_top_logprobs"]) == 1000
+    assert len(answered[0][1]["meta_info"]["input_top_logprobs"]) == 1000
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,7 @@ def test_a_long_answer_is_written_while_others_are_served(server, monkeypatch):
 def test_long_and_short_answers_say_the_same(server, monkeypatch, path, body):
     short = server.ok(path, body)
     monkeypatch.setattr(services, "SMALL_ANSWER", 0)
+    monkeypatch.setattr(answers, "MEMBERS", 2)
     assert _without_names(server.ok(path, body)) == _without_names(short)
 
 
