@@ -123,6 +123,7 @@ class Stream:
         if not over and transport.get_write_buffer_size() > SOFT_LIMIT:
             if self._num_waiting > HARD_LIMIT:
                 self._cut = True
+                self._waiting = {}
                 transport.set_write_buffer_limits(0)  # then the answer's end is awaited however little is unsent
                 self.fail(RequestError("The client reads too slowly.", status=503))
             return
@@ -141,7 +142,6 @@ class Stream:
         if not self.started.done():
             self.started.set_exception(error)
         elif not self._error:
-            self._waiting, self._num_waiting = {}, 0
             self._error = self._form.failure(error)
             self.flush()
 
@@ -166,19 +166,18 @@ class Stream:
         waiting, self._waiting, self._num_waiting = self._waiting, {}, 0
         events, written, room = [], 0, TURN
         for generation, deltas in waiting.items():
-            count = len(deltas)
-            if written >= PIECE or room <= 0:
-                count = 0
-            elif is_much:
-                count, room = _fitting(deltas, room)
-            if rest := deltas[count:]:
+            rest: Sequence[TextDelta] = ()
+            if is_much or written >= PIECE:
+                count, room = _fitting(deltas, 0 if written >= PIECE else room)
+                deltas, rest = deltas[:count], deltas[count:]
+            if deltas:
+                if deltas[-1].finish is not None:
+                    self._metrics.written(generation, time.monotonic())
+                events.append(self._form.events(generation, join(deltas)))
+                written += len(events[-1])
+            if rest:
                 self._waiting[generation] = rest
                 self._num_waiting += sum(map(_size, rest))
-            if count:
-                if deltas[count - 1].finish is not None:
-                    self._metrics.written(generation, time.monotonic())
-                events.append(self._form.events(generation, join(deltas[:count])))
-                written += len(events[-1])
         return b"".join(events)
 
 
@@ -190,7 +189,7 @@ def _size(delta: TextDelta) -> int:
 
 
 def _fitting(deltas: Sequence[TextDelta], room: int) -> tuple[int, int]:
-    """How many of the first deltas fit, at least one, and how much room is left then."""
+    """How many of the first deltas fit, at least one if there is any room, and how much room is left then."""
     for count, delta in enumerate(deltas):
         if room <= 0:
             return count, room
