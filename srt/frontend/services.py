@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from srt.board import Board
 from srt.config import ServerConfig
@@ -157,7 +157,8 @@ class Services:
             return raw
         if (request.content_length or 0) > self.max_body:
             raise too_big(self.max_body)
-        if request.headers.get("Expect", "").lower() == "100-continue":  # it comes when the client is told that it may
+        expected = request.headers.get("Expect", "") if request.version >= HttpVersion11 else ""
+        if expected.lower() == "100-continue":  # it comes when the client is told that it may
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             return await asyncio.wait_for(request.read(), BODY_SECONDS)

@@ -155,6 +155,15 @@ def test_a_client_that_waits_until_it_may_send_its_body(open_server):
         assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         sock.sendall(body)
         assert receive_all(sock).startswith(b"HTTP/1.1 200")
+    with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
+        sock.sendall(b"POST /generate HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        sock.sendall(body[:5])
+        sock.settimeout(0.1)
+        with pytest.raises(TimeoutError):  # it would take that for the answer
+            sock.recv(100)
+        sock.settimeout(60)
+        sock.sendall(body[5:])
+        assert receive_all(sock).startswith(b"HTTP/1.0 200")
 
 
 @pytest.mark.parametrize(
