@@ -111,13 +111,13 @@ class TokenTexts:
     def native(
         self, logprobs: TokenLogprobs, ids: Sequence[int], asked_ids: Sequence[int], with_text: bool
     ) -> tuple[list, list, list]:
-        """`token_logprobs`, `top_logprobs`, `token_ids_logprobs`: entries [log-probability, id, text or null]."""
+        """`token_logprobs`, `top_logprobs`, `token_ids_logprobs`: entries (log-probability, id, text or null)."""
 
         text_of = self._texts.__getitem__ if with_text else {}.get
 
-        def entries(tokens: Sequence[int], values: Sequence[float]) -> list[list[Any]]:
+        def entries(tokens: Sequence[int], values: Sequence[float]) -> list[tuple]:
             return [
-                [value if value > FLOOR else FLOOR, token, text_of(token)]
+                (value if value > FLOOR else FLOOR, token, text_of(token))
                 for token, value in zip(tokens, values, strict=False)  # of an aborted prompt there are none
             ]
 
@@ -130,7 +130,7 @@ class TokenTexts:
         """The same of a prompt from position `start` on. Nothing rates a prompt's first token."""
         lists = self.native(logprobs, ids[max(1, start) :], asked_ids, with_text)
         if start == 0:
-            first = [None, ids[0], self.text(ids[0]) if with_text else None]
+            first = (None, ids[0], self.text(ids[0]) if with_text else None)
             head = ([first], [None], [None] if asked_ids else [])
             lists = tuple(before + behind for before, behind in zip(head, lists, strict=True))
         return lists
