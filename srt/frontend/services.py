@@ -133,8 +133,12 @@ class Services:
             await collector.done
         if collector.size <= SMALL_ANSWER:
             return generations, write(form.body(generations, collector.answers), False)
-        run = asyncio.get_running_loop().run_in_executor
-        return generations, await run(self.writers, lambda: write(form.body(generations, collector.answers), True))
+        run, tally = asyncio.get_running_loop().run_in_executor, self.manager.tally
+        tally.take(1, None)  # or a server that stops would not wait for it
+        try:
+            return generations, await run(self.writers, lambda: write(form.body(generations, collector.answers), True))
+        finally:
+            tally.give(1)
 
     async def read(self, request: web.Request, kind: type) -> Any:
         """The body as a `kind`. RequestError for one that is too big, no JSON or of another shape."""

@@ -12,6 +12,7 @@ import pytest
 from frontend_harness import Server, events_of, send_request, strict_json
 
 import srt.frontend.openai.completions as completions
+import srt.frontend.services as services
 import srt.frontend.streaming as streaming
 from srt.frontend.generation import Generation
 
@@ -294,6 +295,26 @@ def test_draining(tmp_path, threads):
         assert server.get("/health")[0] == 503
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", server.port))
+
+
+def test_draining_waits_for_long_answers_that_are_written(tmp_path, threads, monkeypatch):
+    written, begun, may_end = completions.CompletionFormat.body, threading.Event(), threading.Event()
+
+    def body(*arguments):
+        begun.set()
+        assert may_end.wait(60)
+        return written(*arguments)
+
+    monkeypatch.setattr(completions.CompletionFormat, "body", body)
+    monkeypatch.setattr(services, "SMALL_ANSWER", 0)
+    with Server(tmp_path) as server:
+        asked = threads.submit(server.post, COMPLETIONS, {"prompt": "ab", "max_tokens": 2})
+        assert begun.wait(60)
+        server.call(server.frontend.drain)
+        assert server.run(server.frontend.drained(0.01)) is False
+        may_end.set()
+        assert server.run(server.frontend.drained(60)) is True
+        assert asked.result()[0] == 200
 
 
 def test_being_told_to_end_is_no_failure(tmp_path, threads):
