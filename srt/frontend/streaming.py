@@ -84,7 +84,7 @@ class Stream:
             if not self._chunked:  # nothing else tells where it ends
                 response.force_close()
             await response.prepare(request)
-            await response.write(first)
+            await request.writer.write(first, drain=False)  # not awaited: who never reads it must be cut off, too
             self._transport = request.transport
             self._write_soon()  # not here: what may be nested as deep as the stack allows finds more room there
             await self.done

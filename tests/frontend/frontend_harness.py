@@ -283,11 +283,12 @@ class Server:
         self.services = processes[0]
         frontends = [Frontend(*numbered) for numbered in zip(processes, range(self.config.frontends), strict=True)]
         self.frontend, *self.workers = frontends
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(self.config.http_workers)]
-        self.ports = [listener.getsockname()[1] for listener in listeners]
+        self.listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(self.config.http_workers)]
+        self.ports = [listener.getsockname()[1] for listener in self.listeners]
         self.port = self.ports[0]
+        listeners = self.listeners
         if self.workers:
-            listeners.insert(0, own_listener(listeners, endpoints[0]))
+            listeners = [own_listener(listeners, endpoints[0]), *listeners]
         self._serving = list(zip(frontends, listeners, strict=True))
         self._ends = endpoints[0]
         self.loop = uvloop.new_event_loop()

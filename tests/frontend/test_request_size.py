@@ -1,9 +1,10 @@
 """What one HTTP request makes large is bounded, and what is allowed harms nobody else."""
 
+import socket
 import threading
 
 import pytest
-from frontend_harness import Server, events_of
+from frontend_harness import Server, events_of, send_request
 
 from srt.frontend import answers, generation, services, streaming
 from srt.frontend.native import GenerateFormat
@@ -174,3 +175,18 @@ def test_log_probabilities_that_wait_count(server, monkeypatch):
             assert (more := sock.recv(65536))
             received += more
     assert b"reads too slowly" in received
+
+
+def test_who_does_not_even_read_the_first_event_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "HARD_LIMIT", 100)
+    monkeypatch.setattr(streaming, "CUT_SECONDS", 0.1)
+    server = Server(tmp_path, context_length=2048, pool_tokens=2048)
+    with socket.socket() as sock:
+        for end in (server.listeners[0], sock):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with server:
+            sock.connect(("127.0.0.1", server.port))
+            body = {"prompt": LONG, "echo": True, "logprobs": 20, "max_tokens": 1000, "ignore_eos": True}
+            send_request(sock, COMPLETIONS, {**body, "stream": True})
+            server.wait_for(lambda: server.engine.aborted)
