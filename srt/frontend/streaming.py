@@ -129,8 +129,8 @@ class Stream:
             return
         data = self._take_events()
         if over and not self._waiting:
+            data += self._error or self._form.tail(self._generations)  # if this fails, an error shall be the end
             self._ended = True
-            data += self._error or self._form.tail(self._generations)
         if data and not transport.is_closing():
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         if over and not self.done.done():

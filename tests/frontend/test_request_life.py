@@ -489,6 +489,15 @@ def test_an_answer_that_cannot_be_written_harms_no_other(server, threads, monkey
     assert "".join(event["choices"][0]["text"] for event in good.result()) == "ab" * 50
 
 
+def test_a_tail_that_cannot_be_written_is_an_error(server, monkeypatch):
+    def breaks(self, generations):
+        raise RecursionError
+
+    monkeypatch.setattr(completions.CompletionFormat, "tail", breaks)
+    *_, last = server.stream(COMPLETIONS, {"prompt": "abc", "max_tokens": 3})
+    assert last["error"]["message"] == "The answer could not be written."
+
+
 def test_random_leavings(server):
     """Half the clients leave at some point; afterwards nothing is left anywhere (see `tidy`)."""
 
