@@ -48,7 +48,7 @@ class Answer:
         if transport is None or transport.is_closing():
             raise ConnectionResetError
         begin = _begin(request.version, self.status, self._content_type, self.keep_alive, int(time.time()))
-        headers = "".join(map("%s: %s\r\n".__mod__, self.headers.items()))
+        headers = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
         head = f"{begin}Content-Length: {len(self._body)}\r\n{headers}\r\n".encode()
         transport.write(head if request.method == "HEAD" else head + self._body)
         await request.writer.drain()

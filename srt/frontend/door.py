@@ -90,8 +90,8 @@ class Door:
         return {}
 
     def _headers(self, request: web.Request) -> dict[str, str]:
-        given = request.headers.get("X-Request-ID", "")
-        headers = {"X-Request-ID": given if _REQUEST_ID.fullmatch(given) else new_id("")}
+        given = request.headers.get("X-Request-ID")
+        headers = {"X-Request-ID": given if given and _REQUEST_ID.fullmatch(given) else new_id("")}
         self._access.mark(request, headers)
         return headers
 

@@ -171,27 +171,28 @@ class Words:
 
 def prompt_texts_or_ids(raw: msgspec.Raw, param: str, vocab_size: int) -> tuple[list[str], list[Ids], bool]:
     """Reads str | [str] | [int] | [[int]]: (texts, [], is_list) or ([], prompts, is_list). Else RequestError."""
-    if memoryview(raw)[:1] == b'"':
-        return [_read(raw, str, param)], [], False
-    shape = b"".join(_SHAPE.match(memoryview(raw)).groups())
+    said = bytes(raw)
+    if said.startswith(b'"'):
+        return [_read(said, str, param)], [], False
+    shape = b"".join(_SHAPE.match(said).groups())
     if shape == b'["':
-        texts = _read(raw, list[str], param)
+        texts = _read(said, list[str], param)
         check_number(len(texts), param)
         return texts, [], True
     if shape == b"[[":
-        lists = _read(raw, list[list[int]], param)
+        lists = _read(said, list[list[int]], param)
         check_number(len(lists), param)
         return [], [pack_checked(ids, param, vocab_size) for ids in lists], True
     if shape == b"[":
-        return [], [pack_checked(_read(raw, list[int], param), param, vocab_size)], False
+        return [], [pack_checked(_read(said, list[int], param), param, vocab_size)], False
     raise RequestError(
         f"`{param}` must be a string, a list of strings, a list of token ids or a list of those.", param=param
     )
 
 
-def _read(raw: msgspec.Raw, kind: Any, param: str) -> Any:
+def _read(said: bytes, kind: Any, param: str) -> Any:
     try:
-        return decode(bytes(raw), kind)
+        return decode(said, kind)
     except RequestError as error:
         raise RequestError(f"`{param}`: {error.message}", param=param) from None
 
