@@ -7,10 +7,10 @@ the board.
 from __future__ import annotations
 
 import time
-from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from struct import Struct
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from srt.observe.timeline import MARKS, NAMES, in_order
 
 RATE_WINDOW = 10.0  # seconds over which generated tokens per second are taken
 HIT_WINDOW = 128  # requests over which the cache hit rate is taken
-WRITTEN = len(MARKS) + 2  # numbers that are kept of an answer until it is observed: tokens of prompt and output, too
+WRITTEN = Struct(f"{len(MARKS) + 2}d")  # of an answer until it is observed: marks, tokens of prompt and of output
 MOST_WRITTEN = 256  # answers that wait for it
 
 
@@ -157,7 +157,7 @@ class Metrics:
         }
         stretches = next(metric for metric in CATALOGUE if metric.label == "stretch")
         self._stretches = {name: Histogram(stretches.buckets) for name in NAMES}
-        self._written = array("d")  # marks, tokens of prompt and of output, of one answer after the other
+        self._written = bytearray()  # one WRITTEN after the other
         self._ttft = self._histograms["time_to_first_token_seconds"]
         self._itl = self._histograms["inter_token_latency_seconds"]
         self._send = self._histograms["response_send_seconds"]
@@ -209,8 +209,8 @@ class Metrics:
         timeline.written = now
         if generation.finish.reason != "abort":
             generation.arrived.written = now
-            self._written.extend((*timeline.raw, generation.prompt.num_tokens, generation.completion_tokens))
-            if len(self._written) >= MOST_WRITTEN * WRITTEN:
+            self._written += WRITTEN.pack(*timeline.raw, generation.prompt.num_tokens, generation.completion_tokens)
+            if len(self._written) >= MOST_WRITTEN * WRITTEN.size:
                 self._observe_written()
 
     def handed(self, seconds: float) -> None:
@@ -224,7 +224,7 @@ class Metrics:
             self._observe_written()
 
     def _observe_written(self) -> None:
-        written, self._written = np.array(self._written).reshape(-1, WRITTEN), array("d")
+        written, self._written = np.frombuffer(self._written).reshape(-1, len(MARKS) + 2), bytearray()
         marks, prompt, output = in_order(written[:, :-2]), *written[:, -2:].T
         for histogram, seconds in zip(self._stretches.values(), np.diff(marks).T, strict=True):
             histogram.observe_all(seconds)
