@@ -56,16 +56,12 @@ class Connection(web.RequestHandler):
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Hands the last bytes to the socket, where that was not done before."""
-        finished = await super().finish_response(request, resp, start_time)
+    def log_access(self, request: web.BaseRequest, response: web.StreamResponse, start: float | None) -> None:
+        """aiohttp calls this once the last bytes are with the socket, or the client has left."""
         self.received = 0.0
         self._is_behind_a_body = not request.content.is_eof()  # what comes next need not be the next request
         if written := arrival().written:
             self._metrics.handed(time.monotonic() - written)
-        return finished
 
     def handle_error(
         self,
