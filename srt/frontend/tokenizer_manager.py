@@ -34,7 +34,6 @@ from srt.messages import (
     NewRequest,
     Order,
     TextBatch,
-    TextDelta,
 )
 from srt.observe.timeline import Timeline, arrival
 from srt.transport import BurstSender, Endpoints, Sender, pull
@@ -65,8 +64,9 @@ class TokenizerManager:
         self.last_heard = 0.0  # when the detokenizer last sent anything, in monotonic seconds
         self.last_token = 0.0  # when a token last came
         self.request_log = RequestLog()
-        self._max_running = config.max_running_requests  # on each engine
-        self._max_queued = config.max_queued_requests
+        self._most = None  # requests that may run or wait, in all processes together
+        if config.max_queued_requests is not None:
+            self._most = config.max_running_requests * len(endpoints) + config.max_queued_requests
         self._endpoints = endpoints
         self._balancer = balancer
         self._traces = traces
@@ -172,14 +172,8 @@ class TokenizerManager:
 
     def check_queue(self) -> None:
         """RequestError unless one more request may run or wait beside those that do."""
-        most = self._most
-        if most is not None and self.tally.total >= most:
+        if self._most is not None and self.tally.total >= self._most:
             raise _queue_full()
-
-    @property
-    def _most(self) -> int | None:
-        """Requests that may run or wait, in all processes together."""
-        return None if self._max_queued is None else self._max_running * len(self.leaders) + self._max_queued
 
     def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
         total, lengths = 0, []
@@ -192,7 +186,7 @@ class TokenizerManager:
             raise _queue_full()
         try:
             self.check_open()  # only now: whoever closes the door looks for requests behind it, and must not miss these
-            if not self.tally.take_names(_given_names(prompts)):
+            if prompts[0].is_named and not self.tally.take_names(_names(prompts)):
                 raise RequestError("A request with this `rid` is running already.", param="rid", code="duplicate_rid")
         except RequestError:
             self.tally.give(total)
@@ -232,7 +226,8 @@ class TokenizerManager:
                 self.metrics.aborted()
                 generation.timeline.gone = now
             self._traces.ended(generation)
-        self.tally.give_names(_given_names(prompts))
+        if prompts[0].is_named:
+            self.tally.give_names(_names(prompts))
 
     # ---- the receive loop ------------------------------------------------------------------------------------------
 
@@ -285,7 +280,9 @@ class TokenizerManager:
             if generation is None:  # its client has left
                 continue
             if delta.cached_tokens >= 0:
-                self._begin(generation, delta)
+                generation.cached_tokens, generation.restored_tokens = delta.cached_tokens, delta.restored_tokens
+                if delta.started is not None:
+                    generation.timeline.start(delta.started)
             if delta.ids:
                 tokens = len(delta.ids) // 4
                 generated += tokens
@@ -307,12 +304,6 @@ class TokenizerManager:
             touched[sink] = None
         if assignment is not None:
             self.metrics.tokens(assignment.engine, generated, gaps)
-
-    def _begin(self, generation: Generation, first: TextDelta) -> None:
-        if first.started is not None:
-            generation.timeline.start(first.started)
-        generation.cached_tokens = first.cached_tokens
-        generation.restored_tokens = first.restored_tokens
 
     def _end(self, generation: Generation, finish: Finish, batch: TextBatch, now: float) -> None:
         generation.finish = finish
@@ -349,15 +340,12 @@ def _begins_with(name: str, beginning: str) -> bool:
     return name.startswith(beginning) and not (beginning[-1].isalnum() and rest[:1].isalnum())
 
 
-def _given_names(prompts: Sequence[Prompt]) -> list[str]:
-    """Of the prompts, their choices and their batch, if a client has chosen them, which it does for all prompts of a
-    request or for none. Nobody can guess the others, so they need no guard."""
-    first = prompts[0]
-    if not first.is_named:
-        return []
+def _names(prompts: Sequence[Prompt]) -> list[str]:
+    """Of the prompts, their choices and their batch. They need a guard only if a client has chosen them, which it does
+    for all prompts of a request or for none: nobody can guess the others."""
     names = [prompt.name for prompt in prompts]
     names += [f"{prompt.name}_{i}" for prompt in prompts if prompt.spec.n > 1 for i in range(prompt.spec.n)]
-    return names if first.batch is None else [*names, first.batch]
+    return names if prompts[0].batch is None else [*names, prompts[0].batch]
 
 
 def _queue_full() -> RequestError:

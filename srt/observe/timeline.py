@@ -47,16 +47,15 @@ MARKS = ("received", *(end for _, _, end, _ in STRETCHES))
 _HEADER = ",".join([f"{name}=%.6f" for name in NAMES])
 
 
-class Arrival:
+class Arrival(msgspec.Struct, eq=False):
     """The marks that all choices of one HTTP request have in common; 0 where it has not been, or need not be."""
 
-    __slots__ = ("parsed", "received", "rendered", "tokenized", "traceparent", "written")
-
-    def __init__(self, received: float, traceparent: str = "") -> None:
-        self.traceparent = traceparent  # the header of that name
-        self.received = received
-        self.parsed = self.rendered = self.tokenized = 0.0
-        self.written = 0.0  # the last choice that came to its end
+    received: float
+    traceparent: str = ""  # the header of that name
+    parsed: float = 0.0
+    rendered: float = 0.0
+    tokenized: float = 0.0
+    written: float = 0.0  # the last choice that came to its end
 
 
 _arrival: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
