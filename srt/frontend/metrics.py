@@ -209,7 +209,7 @@ class Metrics:
         timeline.written = now
         if generation.finish.reason != "abort":
             generation.arrived.written = now
-            self._written += WRITTEN.pack(*timeline.raw, generation.prompt.num_tokens, generation.completion_tokens)
+            self._written += WRITTEN.pack(*timeline.raw(), generation.prompt.num_tokens, generation.completion_tokens)
             if len(self._written) >= MOST_WRITTEN * WRITTEN.size:
                 self._observe_written()
 

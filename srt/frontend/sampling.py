@@ -99,11 +99,11 @@ class SamplingSpec:
     min_new_tokens: int
     fields: dict[str, Any]  # the other fields of SamplingParams
 
-    @property
+    @functools.cached_property
     def logprobs(self) -> int:
         return self.fields["logprobs"]
 
-    @property
+    @functools.cached_property
     def prompt_logprobs(self) -> int:
         return self.fields["prompt_logprobs"]
 

@@ -12,6 +12,7 @@ from operator import sub
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from srt.messages import Started, TextBatch
 
@@ -90,19 +91,14 @@ class Timeline(msgspec.defstruct("Marks", [(mark, float, 0.0) for mark in MARKS]
         self.last_token, self.released, self.detokenized = batch.computed, batch.released, batch.detokenized
         self.taken = taken
 
-    @property
     def raw(self) -> tuple[float, ...]:
         """The marks as they were set."""
-        return msgspec.structs.astuple(self)[: len(MARKS)]
+        return astuple(self)[:-1]
 
     def marks(self) -> list[float]:
         """In order, none before its predecessor."""
-        latest, marks = 0.0, []
-        for mark in self.raw:
-            if mark > latest:
-                latest = mark
-            marks.append(latest)
-        return marks
+        latest = 0.0
+        return [latest := mark if mark > latest else latest for mark in self.raw()]
 
     def stretches(self) -> dict[str, float]:
         """Seconds by name. They add up to what lies between the first mark and the last."""
