@@ -12,7 +12,7 @@ from frontend_harness import Server
 from srt.board import GAUGES, Board, RankRecord
 from srt.frontend.metrics import Metrics
 from srt.frontend.step_log import SECONDS, StepLog
-from srt.observe.timeline import Timeline
+from srt.observe.timeline import MARKS, NAMES, Timeline
 from srt.observe.tracing import Ended, Tracer
 
 BODY = {"text": "a secret", "rid": "mine", "sampling_params": {"max_new_tokens": 3, "temperature": 0.25}}
@@ -109,6 +109,39 @@ def test_who_says_that_it_is_not_sampled_is_not():
     assert lengths == {
         number: pytest.approx({"request": 0.75, "parse": number / 8, "write": 0.75 - number / 8}) for number in (2, 4)
     }
+
+
+def test_many_requests_in_one_message_have_all_their_spans():
+    pytest.importorskip("opentelemetry.sdk")
+    from google.protobuf.unknown_fields import UnknownFieldSet
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+    collector = Collector()
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    tracer = Tracer(f"http://127.0.0.1:{collector.server_address[1]}/v1/traces")
+    timeline = Timeline(*(1.0 + at for at in range(len(MARKS))))
+    for number in range(100):
+        tracer.ended(Ended(timeline, "", (f"mine{number}", "length", 32, 256, 2**40)))
+    tracer.close(60)
+    collector.shutdown()
+    collector.server_close()
+    assert len({span.span_id for span in collector.spans}) == len(collector.spans) == 100 * (1 + len(NAMES))
+    wholes = {span.trace_id: span for span in collector.spans if span.name == "request"}
+    assert [span.attributes[0].value.string_value for span in wholes.values()] == [f"mine{n}" for n in range(100)]
+    zero = collector.spans[0].start_time_unix_nano
+    stretches: dict[bytes, list[Span]] = {trace_id: [] for trace_id in wholes}
+    for span in collector.spans:
+        assert not len(UnknownFieldSet(span))
+        if span.name != "request":
+            stretches[span.trace_id].append(span)
+    for trace_id, spans in stretches.items():
+        assert tuple(span.name for span in spans) == NAMES
+        assert {(span.kind, span.parent_span_id) for span in spans} == {
+            (Span.SPAN_KIND_INTERNAL, wholes[trace_id].span_id)
+        }
+        assert [(span.start_time_unix_nano - zero, span.end_time_unix_nano - zero) for span in spans] == [
+            (at * 10**9, (at + 1) * 10**9) for at in range(len(NAMES))
+        ]
 
 
 def test_who_leaves_has_a_span_up_to_then(tmp_path):
