@@ -6,10 +6,12 @@ the board.
 
 from __future__ import annotations
 
+import functools
 import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from struct import Struct
 
 import msgspec
@@ -72,14 +74,18 @@ class Histogram:
         both._sum = sum(sums)
         return both
 
-    def lines(self, name: str, labels: str) -> Iterator[str]:
+    def lines(self, name: str, labels: str) -> str:
         counts, seconds = self.counts
-        total = 0
-        for bound, count in zip((*self._bounds, "+Inf"), counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{le="{bound}",{labels}}} {total}'
-        yield f"{name}_sum{{{labels}}} {seconds}"
-        yield f"{name}_count{{{labels}}} {total}"
+        totals = list(accumulate(counts))
+        return _lines(name, labels, self._bounds) % (*totals, seconds, totals[-1])
+
+
+@functools.cache
+def _lines(name: str, labels: str, bounds: tuple[float, ...]) -> str:
+    """Of a histogram, but for its numbers: how many up to each bound, sum, and count."""
+    buckets = [f'_bucket{{le="{bound}",{labels}}}' for bound in (*bounds, "+Inf")]
+    series = [*buckets, f"_sum{{{labels}}}", f"_count{{{labels}}}"]
+    return "\n".join([f"{name}{one}".replace("%", "%%") + " %s" for one in series])
 
 
 class Rates:
@@ -290,9 +296,9 @@ class Metrics:
                 yield f"{name}{{{self._engine(engine, family)}}} {values[metric.name]}"
         elif metric.label == "stretch":
             for stretch, histogram in self._stretches.items():
-                yield from self._everybodys(histogram).lines(name, f'{labels},stretch="{stretch}"')
+                yield self._everybodys(histogram).lines(name, f'{labels},stretch="{stretch}"')
         elif metric.kind == "histogram":
-            yield from self._everybodys(self._histograms[metric.name]).lines(name, labels)
+            yield self._everybodys(self._histograms[metric.name]).lines(name, labels)
         elif metric.label:
             counted = sum((Counter(other.by_label[metric.name]) for other in self._others), Counter())
             counted.update(self._by_label[metric.name])

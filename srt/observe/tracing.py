@@ -120,7 +120,7 @@ class Tracer:
         if not ended:
             return
         zero = time.time_ns() - time.monotonic_ns()  # when CLOCK_MONOTONIC was 0, in ns since 1970
-        marks = in_order(np.array([one.timeline.raw for one in ended]))
+        marks = in_order(np.array([one.timeline.raw() for one in ended]))
         times = (zero + np.rint(marks * 1e9).astype(np.int64)).tolist()
         spans = b"".join([self._spans(one, at, zero) for one, at in zip(ended, times, strict=True)])
         if not spans:

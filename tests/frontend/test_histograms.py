@@ -17,7 +17,7 @@ BOUNDS = (0.0, 0.5, 1.0, 4.0)
 
 def read(histogram):
     """Cumulative counts by bound, and the sum, as a scraper reads them."""
-    lines = list(histogram.lines("x", 'a="b"'))
+    lines = histogram.lines("x", 'a="b"').splitlines()
     buckets = {
         match[1]: int(match[2]) for line in lines if (match := re.match(r'x_bucket\{le="(\S+)",a="b"\} (\d+)', line))
     }
@@ -49,7 +49,7 @@ def test_what_was_observed_is_counted(seed):
 
 
 def test_answers_are_observed_however_many_wait_for_it(tmp_path):
-    board, metrics = Board.create(str(tmp_path / "board"), 1), Metrics(["lockstep"], "m", 1)
+    board, metrics = Board.create(str(tmp_path / "board"), 1), Metrics(["lockstep"], "100%s", 1)
     RankRecord(board, 0)
     count = 2 * MOST_WRITTEN + 7
     for at in range(count):
@@ -65,7 +65,7 @@ def test_answers_are_observed_however_many_wait_for_it(tmp_path):
     def number(series):
         return float(re.search(rf"^lockstep:{re.escape(series)} (\S+)$", page, re.MULTILINE)[1])
 
-    model = 'model_name="m"'
+    model = 'model_name="100%s"'
     assert number(f"request_prompt_tokens_sum{{{model}}}") == count + count // 2
     assert number(f"request_generation_tokens_sum{{{model}}}") == 5 * count
     for name in NAMES:
