@@ -1,7 +1,8 @@
-"""L1, frontend: an answer in one piece, which goes to the socket as one."""
+"""L1, frontend: an answer that is all there, which goes to the socket as one unless it is long."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from email.utils import formatdate
@@ -16,6 +17,7 @@ COMMON_HEADERS = web.RequestKey("common_headers", dict)
 
 JSON = "application/json"
 MEMBERS = 128  # of a long list, encoded in one step
+PIECE = 256 * 1024  # bytes that are written at once
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
@@ -50,8 +52,15 @@ class Answer:
         begin = _begin(request.version, self.status, self._content_type, self.keep_alive, int(time.time()))
         headers = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
         head = f"{begin}Content-Length: {len(self._body)}\r\n{headers}\r\n".encode()
-        transport.write(head if request.method == "HEAD" else head + self._body)
+        body = memoryview(b"" if request.method == "HEAD" else self._body)
+        transport.write(head + body[:PIECE])
         await request.writer.drain()
+        for start in range(PIECE, len(body), PIECE):  # no turn of the event loop copies or encrypts all of it
+            await asyncio.sleep(0)
+            if transport.is_closing():
+                raise ConnectionResetError
+            transport.write(body[start : start + PIECE])
+            await request.writer.drain()
 
 
 Response = Answer | web.StreamResponse
