@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections.abc import MutableMapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -28,7 +29,7 @@ class Answer:
     __slots__ = ("_body", "_content_type", "_request", "headers", "keep_alive", "status")
 
     def __init__(
-        self, body: bytes, status: int = 200, headers: dict[str, str] | None = None, content_type: str = JSON
+        self, body: bytes, status: int = 200, headers: MutableMapping[str, str] | None = None, content_type: str = JSON
     ) -> None:
         self.status = status
         self.headers = {} if headers is None else headers

@@ -9,7 +9,7 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 from yarl import URL
 
-from srt.frontend.answers import COMMON_HEADERS
+from srt.frontend.answers import COMMON_HEADERS, Answer, Response
 from srt.frontend.errors import RequestError
 from srt.frontend.services import Services
 
@@ -28,7 +28,7 @@ class Forwarder:
         self._services = services
         self._session: aiohttp.ClientSession | None = None
 
-    async def forward(self, request: web.Request) -> web.StreamResponse:
+    async def forward(self, request: web.Request) -> Response:
         """If the client leaves, the main process sees its connection closed like that of a client."""
         body = await self._services.read_bytes(request) if request.can_read_body else None
         headers = _without_connection(request.headers)
@@ -48,10 +48,12 @@ class Forwarder:
             await self._session.close()
 
     @staticmethod
-    async def _hand_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _hand_on(request: web.Request, answer: aiohttp.ClientResponse) -> Response:
         headers = _without_connection(answer.headers)
         if answer.content_type != "text/event-stream":
-            return web.Response(body=await answer.read(), status=answer.status, headers=headers)
+            kind = headers.pop("Content-Type")
+            headers.pop("Date", None)  # each answer is given its own
+            return Answer(await answer.read(), answer.status, headers, kind)
         headers.update(request[COMMON_HEADERS])
         response = web.StreamResponse(status=answer.status, headers=headers)
         if request.version < HttpVersion11:
