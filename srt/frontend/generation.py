@@ -112,12 +112,11 @@ def _ratings(logprobs: TokenLogprobs | None) -> int:
 class Collector:
     """The sink of a request that is answered in one piece."""
 
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
-        """Must be made in the event loop."""
+    def __init__(self, prompts: Sequence[Prompt], loop: asyncio.AbstractEventLoop) -> None:
         self._deltas: list[list[TextDelta]] = [[] for prompt in prompts for _ in range(prompt.spec.n)]
         self._unfinished = len(self._deltas)
         self._ratings = 0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
 
     @property
     def size(self) -> int:

@@ -58,7 +58,7 @@ class Management:
             NativeSampling(max_new_tokens=1, temperature=0.0), vocab_size=services.words.vocab_size
         )
         prompts = [Prompt(new_id("health-"), ids, spec)]
-        collector = Collector(prompts)
+        collector = Collector(prompts, manager.loop)
         with manager.running(prompts, collector, probe=True):
             while not collector.done.done() and manager.last_token < began:
                 if time.monotonic() - began > PROBE_LIMIT:

@@ -128,7 +128,7 @@ class Services:
         self, prompts: Sequence[Prompt], form: Format, write: Callable[[Any, bool], T]
     ) -> tuple[Sequence[Generation], T]:
         """What `write` makes of the body; if that is long, which it is told, in a thread."""
-        collector = Collector(prompts)
+        collector = Collector(prompts, self.manager.loop)
         with self.manager.running(prompts, collector) as generations:
             await collector.done
         if collector.size <= SMALL_ANSWER:

@@ -84,18 +84,18 @@ class TokenizerManager:
 
     def start(self) -> None:
         """Must be called in the event loop."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.last_heard = time.monotonic()
         self._context = zmq.Context()
         self._socket = pull(self._endpoints[0].frontend_of(self._process), self._context)
-        self.leaders = [BurstSender(one.leader, self._context, self._loop) for one in self._endpoints]
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
-        self._loop.call_soon(self._receive)  # the descriptor signals only what comes from now on
+        self.leaders = [BurstSender(one.leader, self._context, self.loop) for one in self._endpoints]
+        self.loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
+        self.loop.call_soon(self._receive)  # the descriptor signals only what comes from now on
 
     def close(self) -> None:
         for leader in self.leaders:
             leader.flush()
-        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+        self.loop.remove_reader(self._socket.getsockopt(zmq.FD))
         self._context.destroy(linger=0)
 
     def fail(self, reason: str) -> None:
@@ -141,7 +141,7 @@ class TokenizerManager:
     ) -> Any:
         """What is replied to the item with its ticket. RequestError if nothing is."""
         ticket = next(self._tickets)
-        future = self._asked[ticket] = self._loop.create_future()
+        future = self._asked[ticket] = self.loop.create_future()
         try:
             whom.send(item(ticket))
             return await asyncio.wait_for(future, timeout_s)
@@ -245,7 +245,7 @@ class TokenizerManager:
             except Exception:  # the messages behind it must not wait for the next one
                 log.exception("A message from the engine was not understood")
         else:
-            self._loop.call_soon(self._receive)
+            self.loop.call_soon(self._receive)
         self.flush(touched)
 
     @staticmethod
