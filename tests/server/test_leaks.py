@@ -17,7 +17,7 @@ MOST_GROWTH_MB = 40  # of one process: buffers of allocators, no state of reques
 def test_nothing_stays_of_requests_that_are_gone(requests: int) -> None:
     """The pool is so small that requests wait, are retracted and evict each other's prefixes."""
     with running("--max-total-tokens", "1500", "--random-seed", "1") as server:
-        command = [sys.executable, "examples/soak.py", "--base-url", f"http://127.0.0.1:{server.port}"]
+        command = [sys.executable, "-m", "examples.soak", "--base-url", f"http://127.0.0.1:{server.port}"]
         command += ["--requests", str(requests), "--pid", str(server.process.pid)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         print(result.stdout)
