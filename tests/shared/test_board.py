@@ -15,6 +15,7 @@ import itertools, os, sys
 from srt.board import GAUGES, Board, Decision, Phase, RankRecord
 record = RankRecord(Board(sys.argv[1], 2), 1)
 record.step(Decision(1, 0x9E3779B97F4A7C15, *[1] * 7))
+record.gauges(**dict.fromkeys(GAUGES, 1))
 print(flush=True)
 for n in itertools.count(2):
     record.step(Decision(n, n * 0x9E3779B97F4A7C15 % 2**64, *[n] * 7))
