@@ -122,8 +122,11 @@ class SamplingSpec:
         """Log-probabilities of a prompt of this length."""
         if self.prompt_logprobs < 0:
             return 0
-        each = 1 + self.prompt_logprobs + len(self.fields["logprob_ids"])
-        return max(0, prompt_tokens - self.fields["prompt_logprobs_start"]) * each
+        return max(0, prompt_tokens - self.fields["prompt_logprobs_start"]) * self._prompt_ratings_each
+
+    @property
+    def _prompt_ratings_each(self) -> int:
+        return 1 + self.prompt_logprobs + len(self.fields["logprob_ids"])
 
     def resolve_max_new_tokens(self, prompt_tokens: int, limits: Limits) -> int:
         """RequestError if prompt and output can never fit."""
@@ -143,7 +146,7 @@ class SamplingSpec:
         if start > prompt_tokens:
             raise _fault("logprob_start_len", f"must not exceed the prompt's {prompt_tokens} tokens")
         if self.prompt_ratings(prompt_tokens) > MAX_PROMPT_RATINGS:
-            each = 1 + self.prompt_logprobs + len(self.fields["logprob_ids"])
+            each = self._prompt_ratings_each
             raise RequestError(
                 f"Log-probabilities of {prompt_tokens - start} tokens of the prompt, {each} each, are more than "
                 f"{MAX_PROMPT_RATINGS}; ask for fewer alternatives, or for those of a shorter part."

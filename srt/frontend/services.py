@@ -113,7 +113,7 @@ class Services:
     async def respond(self, request: web.Request, prompts: Sequence[Prompt], form: Format, stream: bool) -> Response:
         """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
         if stream:
-            return await Stream(form, self.metrics).respond(request, self.manager, prompts)
+            return await Stream(form, self.metrics, self.manager).respond(request, prompts)
         generations, response = await self._complete(prompts, form, json_response)
         timeline = generations[-1].timeline
         response.headers["x-lockstep-timeline"] = timeline.header()

@@ -54,12 +54,13 @@ def error_event(error: RequestError) -> bytes:
 
 
 class Stream:
-    def __init__(self, form: Format, metrics: Metrics) -> None:
+    def __init__(self, form: Format, metrics: Metrics, manager: TokenizerManager) -> None:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()  # the first delta is there, or the error
         self.done: asyncio.Future[None] = loop.create_future()
         self._form = form
         self._metrics = metrics
+        self._manager = manager
         self._generations: Sequence[Generation] = ()
         self._unfinished = 0
         self._transport: asyncio.Transport | None = None
@@ -71,10 +72,9 @@ class Stream:
         self._is_behind = False  # the next turn of the event loop will write more of what waits
         self._ended = False
 
-    async def respond(self, request: web.Request, manager: TokenizerManager, prompts: Sequence[Prompt]) -> Response:
+    async def respond(self, request: web.Request, prompts: Sequence[Prompt]) -> Response:
         """The whole life of a streaming request. RequestError as long as nothing was sent."""
-        self._manager = manager
-        with manager.running(prompts, self) as generations:
+        with self._manager.running(prompts, self) as generations:
             self._generations = generations
             self._unfinished = len(generations)
             await self.started
