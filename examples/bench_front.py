@@ -5,19 +5,23 @@
 
 The engine is the real one, on a device that takes no time. Prints one JSON line. `requests_per_core` are requests to
 /v1/completions, of a short text and for one token, over the CPU seconds of the processes that speak HTTP; `bare` is
-the same of a server that only reads each body and sends an answer of the same bytes, in the same run by the same
-client. `ratio` is the one over the other. `per_second` is by the clock, and so of all processes, client and
-scheduler included, that share this machine's cores. `streamed_tokens_per_core` are of --streams at once.
+the same of a server that only reads each body and sends an answer of the same bytes, to the same client. Both get as
+many requests at once as it has connections, in turn, --rounds times: these are medians, and `ratio` is that of each
+round's one over the other, with 95 % of it by resampling. `per_second` is by the clock, and so of all processes, client
+and scheduler included, that share this machine's cores. `streamed_tokens_per_core` are of --streams at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,14 +32,14 @@ from aiohttp import web
 import launch
 from examples.bench_overhead import streams
 from examples.fake_device import FakeDevice, vocabulary
-from examples.host import Server, cpu_seconds, end_servers_on_sigterm, free_port, machine
+from examples.host import Server, cpu_seconds, end_servers_on_sigterm, free_port, interval, machine
 from srt.process import ChildSpec, Ready
 from srt.scheduler.process import Device, run
 from srt.token_bytes import TokenBytes
 
 PATH = "/v1/completions"
 BODY = json.dumps({"prompt": "Hello there", "max_tokens": 1}).encode()
-CONNECTIONS = 16
+CONNECTIONS = 128
 
 
 class Connection(asyncio.Protocol):
@@ -83,7 +87,7 @@ async def send(port: int, count: int) -> bytes:
     return made[0][1].answer
 
 
-def bare(port: int, answer: bytes) -> None:
+def serve_bare(port: int, answer: bytes) -> None:
     """The server that does nothing."""
 
     async def handler(request: web.Request) -> web.Response:
@@ -103,15 +107,17 @@ def front_seconds(pid: int) -> float:
     )
 
 
-def measure(port: int, pid: int, count: int) -> tuple[dict[str, float], bytes]:
-    uvloop.run(send(port, count // 4))
+def measure(port: int, pid: int, count: int) -> tuple[float, float]:
+    """Requests per second of the CPU, and of the clock."""
     before, start = front_seconds(pid), perf_counter()
-    answer = uvloop.run(send(port, count))
+    uvloop.run(send(port, count))
     seconds, used = perf_counter() - start, front_seconds(pid) - before
-    return {"requests_per_core": round(count / used, 1), "per_second": round(count / seconds, 1)}, answer
+    return count / used, count / seconds
 
 
-def measure_bare(answer: bytes, count: int) -> dict[str, float]:
+@contextlib.contextmanager
+def bare_server(answer: bytes) -> Iterator[tuple[int, int]]:
+    """Its port and its process."""
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "examples.bench_front", "bare", str(port)], stdin=subprocess.PIPE)
     try:
@@ -124,10 +130,15 @@ def measure_bare(answer: bytes, count: int) -> dict[str, float]:
                 break
             except OSError:
                 assert perf_counter() < deadline, "the bare server does not start"
-        return measure(port, process.pid, count)[0]
+        yield port, process.pid
     finally:
         process.terminate()
         process.wait()
+
+
+def summary(rates: list[tuple[float, float]]) -> dict[str, float]:
+    names = ("requests_per_core", "per_second")
+    return {name: round(statistics.median(rate), 1) for name, rate in zip(names, zip(*rates, strict=True), strict=True)}
 
 
 def scheduler(spec: ChildSpec, ready: Ready) -> None:
@@ -142,7 +153,8 @@ def scheduler(spec: ChildSpec, ready: Ready) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the cost of HTTP, per request and per streamed token.")
-    parser.add_argument("--requests", type=int, default=8000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=4000, help="to each server in each round")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=512)
     parser.add_argument("--http-workers", type=int, default=1)
@@ -157,17 +169,23 @@ def main() -> None:
     log = Path(tempfile.mkdtemp(prefix="bench-front-")) / "server.log"
     with Server("lockstep", command, port, log=log) as server:
         server.wait_until_ready(60)
-        ours, answer = measure(port, server.pid, args.requests)
+        answer = uvloop.run(send(port, args.requests))
+        with bare_server(answer) as beside:
+            pairs = [
+                (measure(port, server.pid, args.requests), measure(*beside, args.requests)) for _ in range(args.rounds)
+            ]
         before = front_seconds(server.pid)
         uvloop.run(streams(port, args.streams, args.streams, args.output_len, seed=1))
         tokens_per_core = args.streams * args.output_len / (front_seconds(server.pid) - before)
-    beside = measure_bare(answer, args.requests)
+    ours, bare = zip(*pairs, strict=True)
+    ratios = [one[0] / other[0] for one, other in pairs]
     report: dict[str, Any] = {
         "bench": "front",
         "http_workers": args.http_workers,
-        **ours,
-        "bare": beside,
-        "ratio": round(ours["requests_per_core"] / beside["requests_per_core"], 3),
+        **summary(ours),
+        "bare": summary(bare),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_interval": interval(ratios),
         "streams": args.streams,
         "streamed_tokens_per_core": round(tokens_per_core),
         "machine": machine(),
@@ -180,6 +198,6 @@ if __name__ == "__main__":
         case ["serve", *flags]:
             sys.exit(launch.main(flags, scheduler_door="examples.bench_front:scheduler"))
         case ["bare", port]:
-            bare(int(port), sys.stdin.buffer.read())
+            serve_bare(int(port), sys.stdin.buffer.read())
         case _:
             main()
