@@ -102,8 +102,8 @@ class Sender:
 
 
 class BurstSender:
-    """As a Sender; but what is said in one turn of the event loop goes together, so that the other end, and a thread of
-    ZMQ's here, wake up once for all of it."""
+    """As a Sender; but what is said in one turn of the event loop is one message, which `bursts` reads, so that the
+    other end, and a thread of ZMQ's here, wake up once for all of it."""
 
     def __init__(self, address: str, context: zmq.Context, loop: asyncio.AbstractEventLoop) -> None:
         self._socket = push(address, context)
@@ -117,11 +117,10 @@ class BurstSender:
         self._waiting.append(self._encoder.encode(message))
 
     def flush(self) -> None:
-        """The other end receives each message by itself: to ZMQ they are parts of one."""
         waiting, self._waiting = self._waiting, []
-        if not waiting or self._socket.closed:  # then what it was for has ended, and its requests with it
-            return
-        *others, last = waiting
-        for message in others:
-            self._socket.send(message, zmq.SNDMORE)
-        self._socket.send(last)
+        if waiting and not self._socket.closed:  # else what it was for has ended, and its requests with it
+            self._socket.send(self._encoder.encode(waiting))
+
+
+bursts = msgspec.msgpack.Decoder(list[bytes])
+"""What a BurstSender sends: several messages, encoded."""

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from srt.messages import GrammarReady, Inbox
-from srt.transport import pull
+from srt.transport import bursts, pull
 
 HEARTBEAT_MS = 1000
 """How long an idle leader waits for a message before it sends an empty inbox, to show that it lives."""
@@ -60,7 +60,7 @@ class LeaderIntake:
             items = self._wait()
         while True:
             try:
-                items.append(self._socket.recv(zmq.NOBLOCK))
+                items += bursts.decode(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 break
         self._number += 1

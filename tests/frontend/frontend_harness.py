@@ -50,7 +50,7 @@ from srt.messages import (
 )
 from srt.model_config import ModelConfig, RopeScaling
 from srt.tokenization import Tokenizer
-from srt.transport import Endpoints, Sender, pull
+from srt.transport import Endpoints, Sender, bursts, pull
 
 MODEL = "tiny"
 BOS, EOS = 256, 257
@@ -145,7 +145,8 @@ class EchoEngine(threading.Thread):
             if inbox.poll(0 if self._growing() else 10):
                 with contextlib.suppress(zmq.Again):
                     while True:
-                        self._hear(decoder.decode(inbox.recv(zmq.NOBLOCK)), out, replies)
+                        for message in bursts.decode(inbox.recv(zmq.NOBLOCK)):
+                            self._hear(decoder.decode(message), out, replies)
             elif not self.live and not self.silent:
                 out.send(TextBatch(0, ()))
             growing = self._growing()

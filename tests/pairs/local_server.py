@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 import uvloop
 import zmq
@@ -81,7 +82,7 @@ class LocalServer(Client):
         self._run(self._frontend.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._scheduler.stopped = True
-        self._leader.send(AbortRequest(-1))  # so that it wakes up
+        self._leader.send([msgspec.msgpack.encode(AbortRequest(-1))])  # so that it wakes up
         for thread in self._threads:
             thread.join()
         self._loop.close()

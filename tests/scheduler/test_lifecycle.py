@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import zmq
 from shared.simulation import Setting, Simulation, reference, request
@@ -14,6 +15,8 @@ from srt.messages import AbortRequest, ContinueGeneration, ControlReply, Finish,
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
 from srt.scheduler.observer import BoardObserver
 from srt.transport import Sender
+
+encode = msgspec.msgpack.encode
 
 both = pytest.mark.parametrize("overlap", [True, False])
 
@@ -275,8 +278,8 @@ def test_leader_intake_reads_what_was_sent_in_order(endpoints, context, patient)
     simulation = Simulation(Setting(), {})
     sender = Sender(endpoints.leader, context)
     messages = [request(1, [5, 6], 3), AbortRequest(9), request(2, [7], 4), FlushCache(3, 0.5)]
-    for message in messages:
-        sender.send(message)
+    sender.send([encode(message) for message in messages[:3]])
+    sender.send([encode(messages[3])])
     received = []
     while len(received) < len(messages):
         before = time.monotonic()
@@ -315,7 +318,7 @@ def test_followers_hear_what_the_leader_hears(endpoints, context, patient):
     pipe = Pipe()
     leader, follower = LeaderIntake(endpoints.leader, context, pipe), FollowerIntake(pipe)
     sender = Sender(endpoints.leader, context)  # which takes what it has not sent with it when it goes
-    sender.send(request(1, [5, 6], 3))
+    sender.send([encode(request(1, [5, 6], 3))])
     inboxes = [leader.next(wait=True), leader.next(wait=False)]
     assert len(inboxes[0].items) == 1
     assert [follower.next(wait=True), follower.next(wait=False)] == inboxes
@@ -341,7 +344,7 @@ def test_scheduler_serves_from_a_leader_intake(endpoints, context):
     simulation.requests = [request(1, [5, 6], 3), request(2, [7], 4)]
     sender = Sender(endpoints.leader, context)
     for message in simulation.requests:
-        sender.send(message)
+        sender.send([encode(message)])
     simulation.run()
     for message in simulation.requests:
         assert simulation.outlet.outputs[message.rid] == reference(message, simulation.setting).tokens
