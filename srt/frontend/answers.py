@@ -67,20 +67,27 @@ class Answer:
 Response = Answer | web.StreamResponse
 
 
-def json_response(value: Any, is_long: bool = False) -> Answer:
-    """A long one is made in a thread."""
-    return Answer(json_in_steps(value) if is_long else msgspec.json.encode(value))
+def json_response(value: Any) -> Answer:
+    return Answer(msgspec.json.encode(value))
+
+
+def long_json_response(value: Any) -> Answer:
+    """For a thread."""
+    return Answer(json_in_steps(value))
 
 
 def json_in_steps(value: Any, depth: int = 5) -> bytes:
     """JSON whose every step is so short that other threads hardly wait for the interpreter, which the encoder holds.
-    Dictionaries deeper than `depth` are one step."""
+    What is deeper than `depth` is one step."""
+    if depth and isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.asdict(value)
+        value = {name: field for name, field in fields.items() if field is not msgspec.UNSET}
     if depth and isinstance(value, dict):
         members = [b"%b:%b" % (msgspec.json.encode(k), json_in_steps(v, depth - 1)) for k, v in value.items()]
         return b"{%b}" % b",".join(members)
     if not isinstance(value, list):
         return msgspec.json.encode(value)
-    if depth and value and isinstance(value[0], dict):
+    if depth and value and isinstance(value[0], dict | msgspec.Struct):
         return b"[%b]" % b",".join([json_in_steps(one, depth - 1) for one in value])
     steps = range(0, len(value), MEMBERS)
     return b"[%b]" % b",".join([msgspec.json.encode(value[start : start + MEMBERS])[1:-1] for start in steps])

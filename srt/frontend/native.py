@@ -249,7 +249,7 @@ class GenerateFormat:
             "num_retractions": finish.num_retractions,
             "e2e_latency": timeline.taken - timeline.received,
             "response_sent_to_client_ts": time.time(),
-            "timeline": timeline.stretches(),
+            "timeline": msgspec.structs.asdict(timeline.stretches()),
         }
 
 

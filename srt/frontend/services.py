@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import HttpVersion11, web
 
 from srt.board import Board
 from srt.config import ServerConfig
 from srt.frontend.access import credential
-from srt.frontend.answers import Response, json_response
+from srt.frontend.answers import Response, json_response, long_json_response
 from srt.frontend.constraints import Constraints
 from srt.frontend.engines import Engines
 from srt.frontend.errors import RequestError
-from srt.frontend.generation import Collector, Generation, Prompt
+from srt.frontend.generation import Collector, Prompt
 from srt.frontend.house import House
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
@@ -114,29 +115,33 @@ class Services:
         """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
         if stream:
             return await Stream(form, self.metrics, self.manager).respond(request, prompts)
-        generations, response = await self._complete(prompts, form, json_response)
+        collector = Collector(prompts, self.manager.loop)
+        with self.manager.running(prompts, collector) as generations:
+            await collector.done
+        if collector.size <= SMALL_ANSWER:
+            response = json_response(form.body(generations, collector.answers))
+        else:
+            response = await self._write(lambda: long_json_response(form.body(generations, collector.answers)))
         timeline = generations[-1].timeline
-        response.headers["x-lockstep-timeline"] = timeline.header()
+        response.headers["x-lockstep-timeline"] = msgspec.json.encode(timeline.stretches()).decode()
         response.headers["x-lockstep-total"] = f"{timeline.written - timeline.received:.6f}"
         return response
 
     async def answer(self, prompts: Sequence[Prompt], form: Format) -> Any:
         """The answer in one piece."""
-        return (await self._complete(prompts, form, lambda body, is_long: body))[1]
-
-    async def _complete(
-        self, prompts: Sequence[Prompt], form: Format, write: Callable[[Any, bool], T]
-    ) -> tuple[Sequence[Generation], T]:
-        """What `write` makes of the body; if that is long, which it is told, in a thread."""
         collector = Collector(prompts, self.manager.loop)
         with self.manager.running(prompts, collector) as generations:
             await collector.done
         if collector.size <= SMALL_ANSWER:
-            return generations, write(form.body(generations, collector.answers), False)
-        run, tally = asyncio.get_running_loop().run_in_executor, self.manager.tally
+            return form.body(generations, collector.answers)
+        return await self._write(lambda: form.body(generations, collector.answers))
+
+    async def _write(self, write: Callable[[], T]) -> T:
+        """What takes long."""
+        tally = self.manager.tally
         tally.take(1, None)  # or a server that stops would not wait for it
         try:
-            return generations, await run(self.writers, lambda: write(form.body(generations, collector.answers), True))
+            return await asyncio.get_running_loop().run_in_executor(self.writers, write)
         finally:
             tally.give(1)
 

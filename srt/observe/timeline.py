@@ -45,7 +45,10 @@ STRETCHES = (
 
 NAMES = tuple(name for name, *_ in STRETCHES)
 MARKS = ("received", *(end for _, _, end, _ in STRETCHES))
-_HEADER = ",".join([f"{name}=%.6f" for name in NAMES])
+
+
+Stretches = msgspec.defstruct("Stretches", [(name, float) for name in NAMES])
+"""Seconds by name."""
 
 
 class Arrival(msgspec.Struct, eq=False):
@@ -100,15 +103,10 @@ class Timeline(msgspec.defstruct("Marks", [(mark, float, 0.0) for mark in MARKS]
         latest = 0.0
         return [latest := mark if mark > latest else latest for mark in self.raw()]
 
-    def stretches(self) -> dict[str, float]:
-        """Seconds by name. They add up to what lies between the first mark and the last."""
+    def stretches(self) -> Stretches:
+        """They add up to what lies between the first mark and the last."""
         marks = self.marks()
-        return dict(zip(NAMES, map(sub, marks[1:], marks), strict=False))
-
-    def header(self) -> str:
-        """The stretches as one HTTP header."""
-        marks = self.marks()
-        return _HEADER % tuple(map(sub, marks[1:], marks))
+        return Stretches(*map(sub, marks[1:], marks))
 
 
 def in_order(raw: np.ndarray) -> np.ndarray:

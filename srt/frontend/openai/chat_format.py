@@ -12,7 +12,7 @@ from srt.frontend.chat_answer import ChatAnswer
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation
 from srt.frontend.logprobs import NO_LOGPROBS
-from srt.frontend.openai.common import Envelope, finish_fields
+from srt.frontend.openai.common import Choice, Completion, Envelope
 from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.pieces import Arguments, CallStart, Content, Piece, Reasoning
 from srt.frontend.parsing.tool_calls import new_call_id
@@ -55,7 +55,7 @@ class ChatFormat:
     def _plain_rest(self) -> bytes:
         return b"}" + self._rest
 
-    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
+    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> Completion:
         choices = []
         for generation, answer in zip(generations, answers, strict=True):
             logprobs = None
@@ -63,13 +63,14 @@ class ChatFormat:
                 logprobs = self._texts.chat(answer.logprobs or NO_LOGPROBS, unpack_ids(answer.ids))
             said = self._new_answer()
             message = self._message(said.feed(generation, answer))
-            finish = self._finish_fields(generation.finish, said)
-            choice = {"index": generation.index, "message": message, "logprobs": logprobs, **finish}
-            choices.append(self._envelope.ended(choice, generation))
+            choice = Choice(generation.index, message=message, logprobs=logprobs)
+            self._end(choice, generation.finish, said)
+            self._envelope.add_timeline(choice, generation)
+            choices.append(choice)
         body = self._envelope.answer(choices, generations)
         if generations[0].prompt.spec.prompt_logprobs >= 0:
             ids = unpack_ids(self._chat.ids)
-            body["prompt_logprobs"] = self._texts.prompt_by_id(answers[0].prompt_logprobs or NO_LOGPROBS, ids)
+            body.prompt_logprobs = self._texts.prompt_by_id(answers[0].prompt_logprobs or NO_LOGPROBS, ids)
         return body
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
@@ -85,7 +86,8 @@ class ChatFormat:
         events = []
         if said is None:
             said = self._begun[index] = self._new_answer()
-            events.append(self._event(generation, {"role": "assistant", "content": ""}))
+            begin = Choice(index, delta={"role": "assistant", "content": ""})
+            events.append(self._envelope.event(begin, generation))
         pieces = said.feed(generation, delta)
         if is_short:
             deltas = map(msgspec.json.encode, map(self._delta, pieces))
@@ -96,10 +98,13 @@ class ChatFormat:
                 logprobs = self._texts.chat(delta.logprobs, unpack_ids(delta.ids))
                 pieces = pieces or [Content("")]  # none of the text may be shown yet
             for piece in pieces:
-                events.append(self._event(generation, self._delta(piece), logprobs))
+                choice = Choice(index, delta=self._delta(piece), logprobs=logprobs)
+                events.append(self._envelope.event(choice, generation))
                 logprobs = None
         if delta.finish is not None:
-            events.append(self._event(generation, {}, finish=self._finish_fields(delta.finish, said)))
+            choice = Choice(index, delta={})
+            self._end(choice, delta.finish, said)
+            events.append(self._envelope.event(choice, generation))
         return b"".join(events)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
@@ -144,18 +149,7 @@ class ChatFormat:
             "index": start.index, "id": new_call_id(self._answer.calls), "type": "function", "function": function
         }  # fmt: skip
 
-    def _finish_fields(self, finish: Finish | None, said: ChatAnswer) -> dict[str, Any]:
-        fields = finish_fields(finish, self._eos)
-        if fields["finish_reason"] == "stop" and said.called:
-            fields["finish_reason"] = "tool_calls"
-        return fields
-
-    def _event(
-        self,
-        generation: Generation,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        finish: dict[str, Any] | None = None,
-    ) -> bytes:
-        choice = {"index": generation.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        return self._envelope.event(choice | (finish or {}), generation)
+    def _end(self, choice: Choice, finish: Finish, said: ChatAnswer) -> None:
+        choice.end(finish, self._eos)
+        if finish.reason == "stop" and said.called:
+            choice.finish_reason = "tool_calls"

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation
@@ -15,6 +16,7 @@ from srt.frontend.protocol import OpenAIRequest, StreamOptions, check_supported
 from srt.frontend.sampling import MAX_TOP_LOGPROBS, check_top_logprobs
 from srt.frontend.services import Services
 from srt.messages import Finish
+from srt.observe.timeline import Stretches
 
 
 def check_request(request: OpenAIRequest, services: Services) -> None:
@@ -33,6 +35,62 @@ def check_prompt_logprobs(request: OpenAIRequest) -> int:
     return check_top_logprobs(request.prompt_logprobs, "prompt_logprobs", MAX_TOP_LOGPROBS)
 
 
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    reasoning_tokens: int
+
+    @classmethod
+    def of(cls, generations: Sequence[Generation]) -> Usage:
+        """Each prompt counts once, and as much of it as its first choice found in the cache."""
+        prompt_tokens = cached_tokens = completion_tokens = reasoning_tokens = 0
+        prompt = None
+        for generation in generations:
+            if generation.prompt is not prompt:  # whose choices stand together
+                prompt = generation.prompt
+                prompt_tokens += prompt.num_tokens
+                cached_tokens += generation.cached_tokens
+            completion_tokens += generation.completion_tokens
+            reasoning_tokens += generation.reasoning_tokens
+        total, details = prompt_tokens + completion_tokens, {"cached_tokens": cached_tokens}
+        return cls(prompt_tokens, completion_tokens, total, details, reasoning_tokens)
+
+
+class Choice(msgspec.Struct):
+    """Of an answer or a chunk. One of `text`, `message` and `delta` is set."""
+
+    index: int
+    text: str | UnsetType = UNSET
+    message: dict[str, Any] | UnsetType = UNSET
+    delta: dict[str, Any] | UnsetType = UNSET
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    matched_stop: int | str | None | UnsetType = UNSET
+    stop_reason: int | str | None | UnsetType = UNSET
+    prompt_logprobs: Any = UNSET
+    timeline: Stretches | UnsetType = UNSET
+
+    def end(self, finish: Finish, eos_token_ids: Sequence[int]) -> None:
+        """SGLang tells which stop matched as `matched_stop`, vLLM as `stop_reason`, where null stands for EOS."""
+        matched = finish.matched.decode("utf-8", "replace") if isinstance(finish.matched, bytes) else finish.matched
+        self.finish_reason, self.matched_stop = finish.reason, matched
+        self.stop_reason = None if matched in eos_token_ids else matched
+
+
+class Completion(msgspec.Struct):
+    """An answer or a chunk."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Sequence[Choice] | UnsetType = UNSET
+    usage: Usage | None | UnsetType = UNSET
+    prompt_logprobs: Any = UNSET
+
+
 class Envelope:
     """What stands around the choices of every answer and every chunk of one request."""
 
@@ -45,11 +103,14 @@ class Envelope:
         options: StreamOptions | None,
         timeline: bool,
     ) -> None:
+        self._name = name
+        self._answer_object = answer_object
+        self._chunk_object = chunk_object
+        self._model_name = model_name
+        self._created = int(time.time())
         self._timeline = timeline
         self.continuous_usage = bool(options and options.continuous_usage_stats)
         self._include_usage = bool(options and options.include_usage)
-        self._answer_base = {"id": name, "object": answer_object, "created": int(time.time()), "model": model_name}
-        self._chunk_object = chunk_object
 
     # A chunk without usage is its head, the choice as JSON, and its rest: there is no quicker way to write one.
 
@@ -62,66 +123,35 @@ class Envelope:
         return b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
 
     @cached_property
-    def _chunk_base(self) -> dict[str, Any]:
-        return {**self._answer_base, "object": self._chunk_object}
-
-    @cached_property
     def _encoded(self) -> bytes:
-        return b"data: " + msgspec.json.encode(self._chunk_base)[:-1]
+        return b"data: " + msgspec.json.encode(self._around(self._chunk_object))[:-1]
 
-    def ended(self, choice: dict[str, Any], generation: Generation) -> dict[str, Any]:
-        """The choice, with its timeline if that is wanted."""
-        if self._timeline:
-            choice["timeline"] = generation.timeline.stretches()
-        return choice
+    def _around(self, kind: str) -> Completion:
+        return Completion(self._name, kind, self._created, self._model_name)
 
-    def answer(self, choices: list[dict[str, Any]], generations: Sequence[Generation]) -> dict[str, Any]:
+    def answer(self, choices: Sequence[Choice], generations: Sequence[Generation]) -> Completion:
         """`generations` are all that were made, for a choice or to choose from."""
-        return {**self._answer_base, "choices": choices, "usage": usage(generations)}
+        answer = self._around(self._answer_object)
+        answer.choices, answer.usage = choices, Usage.of(generations)
+        return answer
 
-    def event(self, choice: dict[str, Any], generation: Generation) -> bytes:
-        if choice["finish_reason"] is not None:
-            choice = self.ended(choice, generation)
-        chunk = {**self._chunk_base, "choices": [choice]}
+    def add_timeline(self, choice: Choice, generation: Generation) -> None:
+        """If it is wanted."""
+        if self._timeline:
+            choice.timeline = generation.timeline.stretches()
+
+    def event(self, choice: Choice, generation: Generation) -> bytes:
+        if choice.finish_reason is not None:
+            self.add_timeline(choice, generation)
+        chunk = self._around(self._chunk_object)
+        chunk.choices = (choice,)
         if self.continuous_usage:
-            chunk["usage"] = usage([generation])
+            chunk.usage = Usage.of([generation])
         elif self._include_usage:
-            chunk["usage"] = None
+            chunk.usage = None
         return b"data: %b\n\n" % msgspec.json.encode(chunk)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
         if not self._include_usage:
             return b""
-        return b'%b,"choices":[],"usage":%b}\n\n' % (self._encoded, msgspec.json.encode(usage(generations)))
-
-
-def usage(generations: Sequence[Generation]) -> dict[str, Any]:
-    """Each prompt counts once, and as much of it as its first choice found in the cache."""
-    prompt_tokens = cached_tokens = completion_tokens = reasoning_tokens = 0
-    prompt = None
-    for generation in generations:
-        if generation.prompt is not prompt:  # whose choices stand together
-            prompt = generation.prompt
-            prompt_tokens += prompt.num_tokens
-            cached_tokens += generation.cached_tokens
-        completion_tokens += generation.completion_tokens
-        reasoning_tokens += generation.reasoning_tokens
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        "reasoning_tokens": reasoning_tokens,
-    }
-
-
-def finish_fields(finish: Finish | None, eos_token_ids: Sequence[int]) -> dict[str, Any]:
-    """SGLang tells which stop matched as `matched_stop`, vLLM as `stop_reason`, where null stands for EOS."""
-    if finish is None:
-        return {"finish_reason": None, "matched_stop": None, "stop_reason": None}
-    matched = finish.matched.decode("utf-8", "replace") if isinstance(finish.matched, bytes) else finish.matched
-    return {
-        "finish_reason": finish.reason,
-        "matched_stop": matched,
-        "stop_reason": None if matched in eos_token_ids else matched,
-    }
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._encoded, msgspec.json.encode(Usage.of(generations)))

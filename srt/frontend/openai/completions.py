@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -18,7 +18,7 @@ from srt.frontend.constraints import Form, form_of
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS
-from srt.frontend.openai.common import Envelope, check_prompt_logprobs, check_request, finish_fields
+from srt.frontend.openai.common import Choice, Completion, Envelope, check_prompt_logprobs, check_request
 from srt.frontend.protocol import NULL, CompletionRequest, Fields, decode
 from srt.frontend.request_size import check_streamed
 from srt.frontend.sampling import LogprobWish, SamplingSpec
@@ -26,7 +26,7 @@ from srt.frontend.services import Services, check_priority, check_rid, new_id
 from srt.frontend.streaming import DONE, error_event
 from srt.frontend.wishes import Wishes
 from srt.frontend.words import namespace, prompt_texts_or_ids
-from srt.messages import Finish, TextDelta, unpack_ids
+from srt.messages import TextDelta, unpack_ids
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -135,16 +135,15 @@ class CompletionFormat:
         rest = b',"logprobs":null,"finish_reason":null,"matched_stop":null,"stop_reason":null}'
         return rest + self._envelope.rest
 
-    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> dict[str, Any]:
+    def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> Completion:
         choices = []
         for index, (generation, answer) in enumerate(self._best(generations, answers)):
-            choice = {"index": index, **self._content(generation, answer), **self._finish(generation.finish)}
+            choice = self._choice(generation, answer, index)
             if self._body.prompt_logprobs is not None:
                 ids = unpack_ids(generation.prompt.ids)
-                choice["prompt_logprobs"] = self._services.texts.prompt_by_id(
-                    answer.prompt_logprobs or NO_LOGPROBS, ids
-                )
-            choices.append(self._envelope.ended(choice, generation))
+                choice.prompt_logprobs = self._services.texts.prompt_by_id(answer.prompt_logprobs or NO_LOGPROBS, ids)
+            self._envelope.add_timeline(choice, generation)
+            choices.append(choice)
         return self._envelope.answer(choices, generations)
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
@@ -153,8 +152,7 @@ class CompletionFormat:
                 return b""
             text = msgspec.json.encode(delta.text)
             return b'%b%d,"text":%b%b' % (self._head, generation.index, text, self._plain_rest)
-        choice = {"index": generation.index, **self._content(generation, delta), **self._finish(delta.finish)}
-        return self._envelope.event(choice, generation)
+        return self._envelope.event(self._choice(generation, delta, generation.index), generation)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
         return self._envelope.tail(generations) + DONE
@@ -178,8 +176,8 @@ class CompletionFormat:
             best += choices[:wanted]
         return best
 
-    def _content(self, generation: Generation, delta: TextDelta) -> dict[str, Any]:
-        """Text and logprobs, behind those of the prompt if this is the first of a choice and they are echoed."""
+    def _choice(self, generation: Generation, delta: TextDelta, index: int) -> Choice:
+        """Text and logprobs stand behind those of the prompt if this is the first of a choice and they are echoed."""
         text, logprobs = delta.text, None
         begins = generation not in self._offsets
         offset = self._offsets.setdefault(generation, 0)
@@ -195,10 +193,10 @@ class CompletionFormat:
             self._offsets[generation] = offset + sum(map(len, behind["tokens"]))
             parts.append(behind)
             logprobs = {name: [value for part in parts for value in part[name]] for name in behind}
-        return {"text": text, "logprobs": logprobs}
-
-    def _finish(self, finish: Finish | None) -> dict[str, Any]:
-        return finish_fields(finish, self._services.model.eos_token_ids)
+        choice = Choice(index, text, logprobs=logprobs, matched_stop=None, stop_reason=None)
+        if delta.finish is not None:
+            choice.end(delta.finish, self._services.model.eos_token_ids)
+        return choice
 
 
 def _mean_logprob(answer: TextDelta) -> float:
