@@ -23,45 +23,46 @@ PIECE = 256 * 1024  # bytes that are written at once
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-class Answer:
+class Answer(msgspec.Struct, eq=False):
     """What aiohttp asks of a response, and no more. Its headers are written as they are."""
 
-    __slots__ = ("_body", "_content_type", "_request", "headers", "keep_alive", "status")
-
-    def __init__(
-        self, body: bytes, status: int = 200, headers: MutableMapping[str, str] | None = None, content_type: str = JSON
-    ) -> None:
-        self.status = status
-        self.headers = {} if headers is None else headers
-        self.keep_alive: bool | None = None  # until it is known what the client wants
-        self._body = body
-        self._content_type = content_type
+    body: bytes
+    status: int = 200
+    headers: MutableMapping[str, str] = {}
+    content_type: str = JSON
+    keep_alive: bool | None = None  # until it is known what the client wants
+    request: web.BaseRequest | None = None
 
     def force_close(self) -> None:
         self.keep_alive = False
 
     async def prepare(self, request: web.BaseRequest) -> None:
         """aiohttp calls this, and then `write_eof`."""
-        self._request = request
+        self.request = request
         if self.keep_alive is None:
             self.keep_alive = request.keep_alive
 
     async def write_eof(self) -> None:
-        request, transport = self._request, self._request.transport
+        request, transport = self.request, self.request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError
-        begin = _begin(request.version, self.status, self._content_type, self.keep_alive, int(time.time()))
+        begin = _begin(request.version, self.status, self.content_type, self.keep_alive, int(time.time()))
         headers = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
-        head = f"{begin}Content-Length: {len(self._body)}\r\n{headers}\r\n".encode()
-        body = memoryview(b"" if request.method == "HEAD" else self._body)
+        head = f"{begin}Content-Length: {len(self.body)}\r\n{headers}\r\n".encode()
+        body = b"" if request.method == "HEAD" else self.body
         transport.write(head + body[:PIECE])
         await request.writer.drain()
-        for start in range(PIECE, len(body), PIECE):  # no turn of the event loop copies or encrypts all of it
+        if len(body) > PIECE:
+            await self._write_rest(transport, memoryview(body)[PIECE:])
+
+    async def _write_rest(self, transport: asyncio.Transport, rest: memoryview) -> None:
+        """No turn of the event loop copies or encrypts all of it."""
+        for start in range(0, len(rest), PIECE):
             await asyncio.sleep(0)
             if transport.is_closing():
                 raise ConnectionResetError
-            transport.write(body[start : start + PIECE])
-            await request.writer.drain()
+            transport.write(rest[start : start + PIECE])
+            await self.request.writer.drain()
 
 
 Response = Answer | web.StreamResponse

@@ -176,10 +176,10 @@ class TokenizerManager:
             raise _queue_full()
 
     def _submit(self, prompts: Sequence[Prompt], sink: Sink, probe: bool) -> list[Generation]:
-        total, lengths = 0, []
+        total, wanted = 0, []
         for prompt in prompts:
             total += prompt.spec.n
-            lengths.append(prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits))
+            wanted.append((prompt, prompt.spec.resolve_max_new_tokens(prompt.num_tokens, self.limits)))
         if total > 1:
             check_size(prompts, total)
         if not self.tally.take(total, None if probe else self._most):
@@ -193,7 +193,7 @@ class TokenizerManager:
             raise
         arrived = arrival()
         generations: list[Generation] = []
-        for prompt, length in zip(prompts, lengths, strict=True):
+        for prompt, length in wanted:
             spec = prompt.spec
             seed = next(self._seeds) if spec.seed is None else spec.seed
             for choice in range(spec.n):

@@ -6,6 +6,7 @@ The tokenizer works without the GIL, so a long prompt delays nobody; only short 
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import time
 from array import array
@@ -76,9 +77,10 @@ class Words:
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Ids]:
         """One prompt per text. An empty one becomes the BOS token; RequestError if the model has none."""
         if sum(map(len, texts)) <= SHORT_TEXT:
-            prompts = self._encode(texts, add_special_tokens)
+            prompts = [self._encode(text, add_special_tokens) for text in texts]
         else:
-            prompts = await self.in_thread(self._encode, texts, add_special_tokens)
+            encode = functools.partial(self._encode, add_special_tokens=add_special_tokens)
+            prompts = await self.in_thread(lambda: list(map(encode, texts)))
         arrival().tokenized = time.monotonic()
         return prompts
 
@@ -107,7 +109,7 @@ class Words:
             arrived.rendered = time.monotonic()
             ids, length = self._conversations.recall(namespace, text)
             if not length:
-                ids = self._encode([text], False)[0]
+                ids = self._encode(text, False)
             elif length < len(text):
                 ids += self._pack(self.tokenizer.encode(text[length:], False))
             return ChatPrompt(text, ids, namespace)
@@ -148,19 +150,16 @@ class Words:
         except TemplateError as error:
             raise RequestError(str(error), param="messages") from None
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[Ids]:
+    def _encode(self, text: str, add_special_tokens: bool) -> Ids:
         bos = self.tokenizer.bos_token_id
-        prompts = []
-        for text in texts:
-            ids = self.tokenizer.encode(text, add_special_tokens)
-            if len(ids) > 1 and ids[0] == ids[1] == bos:  # the text brought its own
-                ids = ids[1:]
-            if not ids:
-                if bos is None:
-                    raise RequestError("The prompt is empty, and this model has no token to start a text with.")
-                ids = [bos]
-            prompts.append(self._pack(ids))
-        return prompts
+        ids = self.tokenizer.encode(text, add_special_tokens)
+        if not ids:
+            if bos is None:
+                raise RequestError("The prompt is empty, and this model has no token to start a text with.")
+            ids = [bos]
+        elif ids[0] == bos and ids[1:2] == [bos]:  # the text brought its own
+            ids = ids[1:]
+        return self._pack(ids)
 
     def _pack(self, ids: list[int]) -> Ids:
         packed = array("i", ids).tobytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -91,26 +90,24 @@ class Completion(msgspec.Struct):
     prompt_logprobs: Any = UNSET
 
 
-class Envelope:
+class Envelope(msgspec.Struct, eq=False, dict=True):
     """What stands around the choices of every answer and every chunk of one request."""
 
-    def __init__(
-        self,
-        name: str,
-        answer_object: str,
-        chunk_object: str,
-        model_name: str,
-        options: StreamOptions | None,
-        timeline: bool,
-    ) -> None:
-        self._name = name
-        self._answer_object = answer_object
-        self._chunk_object = chunk_object
-        self._model_name = model_name
-        self._created = int(time.time())
-        self._timeline = timeline
-        self.continuous_usage = bool(options and options.continuous_usage_stats)
-        self._include_usage = bool(options and options.include_usage)
+    name: str
+    answer_object: str
+    chunk_object: str
+    model_name: str
+    options: StreamOptions | None
+    timeline: bool
+    created: int
+
+    @cached_property
+    def continuous_usage(self) -> bool:
+        return bool(self.options and self.options.continuous_usage_stats)
+
+    @cached_property
+    def _include_usage(self) -> bool:
+        return bool(self.options and self.options.include_usage)
 
     # A chunk without usage is its head, the choice as JSON, and its rest: there is no quicker way to write one.
 
@@ -124,26 +121,26 @@ class Envelope:
 
     @cached_property
     def _encoded(self) -> bytes:
-        return b"data: " + msgspec.json.encode(self._around(self._chunk_object))[:-1]
+        return b"data: " + msgspec.json.encode(self._around(self.chunk_object))[:-1]
 
     def _around(self, kind: str) -> Completion:
-        return Completion(self._name, kind, self._created, self._model_name)
+        return Completion(self.name, kind, self.created, self.model_name)
 
     def answer(self, choices: Sequence[Choice], generations: Sequence[Generation]) -> Completion:
         """`generations` are all that were made, for a choice or to choose from."""
-        answer = self._around(self._answer_object)
+        answer = self._around(self.answer_object)
         answer.choices, answer.usage = choices, Usage.of(generations)
         return answer
 
     def add_timeline(self, choice: Choice, generation: Generation) -> None:
         """If it is wanted."""
-        if self._timeline:
+        if self.timeline:
             choice.timeline = generation.timeline.stretches()
 
     def event(self, choice: Choice, generation: Generation) -> bytes:
         if choice.finish_reason is not None:
             self.add_timeline(choice, generation)
-        chunk = self._around(self._chunk_object)
+        chunk = self._around(self.chunk_object)
         chunk.choices = (choice,)
         if self.continuous_usage:
             chunk.usage = Usage.of([generation])

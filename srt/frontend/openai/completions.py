@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from srt.frontend.words import namespace, prompt_texts_or_ids
 from srt.messages import TextDelta, unpack_ids
 
 DEFAULT_MAX_TOKENS = 16
+KIND = "text_completion"
 
 
 class Wish(NamedTuple):
@@ -57,7 +59,10 @@ class Completions:
         prompts, echoed = await self._prompts(prompt, wish, name, services.owner(request))
         if body.stream and body.echo:
             check_streamed(prompts, services.limits, cumulative=False)
-        form = CompletionFormat(services, name, body, echoed)
+        around = Envelope(
+            name, KIND, KIND, services.model_name, body.stream_options, bool(body.return_timeline), int(time.time())
+        )
+        form = CompletionFormat(services, body, echoed, around)
         return await services.respond(request, prompts, form, bool(body.stream))
 
     def _wish(self, said: bytes) -> Wish:
@@ -73,7 +78,7 @@ class Completions:
         words, body, spec, priority = self._services.words, wish.body, wish.spec, wish.priority
         if prompt == NULL:
             raise RequestError("`prompt` is missing.", param="prompt")
-        grammar = await self._services.constraints.grammar(wish.form)
+        grammar = None if wish.form is None else await self._services.constraints.grammar(wish.form)
         texts, ids, _ = prompt_texts_or_ids(prompt, "prompt", words.vocab_size)
         if texts:
             ids = await words.encode(texts, add_special_tokens=body.add_special_tokens is not False)
@@ -117,45 +122,43 @@ class Completions:
         return dataclasses.replace(spec, n=body.best_of, fields=rated)
 
 
-class CompletionFormat:
-    def __init__(self, services: Services, name: str, body: CompletionRequest, echoed: Mapping[str, str]) -> None:
-        kind, timeline = "text_completion", bool(body.return_timeline)
-        self._envelope = Envelope(name, kind, kind, services.model_name, body.stream_options, timeline)
-        self._services = services
-        self._body = body
-        self._echoed = echoed
-        self._offsets: dict[Generation, int] = {}  # characters of the tokens that were shown; of those that have begun
+class CompletionFormat(msgspec.Struct, eq=False, dict=True):
+    services: Services
+    asked: CompletionRequest
+    echoed: Mapping[str, str]  # prompts by their names
+    envelope: Envelope
+    offsets: dict[Generation, int] = {}  # characters of the tokens that were shown; of those that have begun
 
     @cached_property
     def _head(self) -> bytes:
-        return self._envelope.head + b'{"index":'
+        return self.envelope.head + b'{"index":'
 
     @cached_property
     def _plain_rest(self) -> bytes:
         rest = b',"logprobs":null,"finish_reason":null,"matched_stop":null,"stop_reason":null}'
-        return rest + self._envelope.rest
+        return rest + self.envelope.rest
 
     def body(self, generations: Sequence[Generation], answers: Sequence[TextDelta]) -> Completion:
         choices = []
         for index, (generation, answer) in enumerate(self._best(generations, answers)):
             choice = self._choice(generation, answer, index)
-            if self._body.prompt_logprobs is not None:
+            if self.asked.prompt_logprobs is not None:
                 ids = unpack_ids(generation.prompt.ids)
-                choice.prompt_logprobs = self._services.texts.prompt_by_id(answer.prompt_logprobs or NO_LOGPROBS, ids)
-            self._envelope.add_timeline(choice, generation)
+                choice.prompt_logprobs = self.services.texts.prompt_by_id(answer.prompt_logprobs or NO_LOGPROBS, ids)
+            self.envelope.add_timeline(choice, generation)
             choices.append(choice)
-        return self._envelope.answer(choices, generations)
+        return self.envelope.answer(choices, generations)
 
     def events(self, generation: Generation, delta: TextDelta) -> bytes:
-        if delta.finish is None and delta.logprobs is None and not self._envelope.continuous_usage and not self._echoed:
+        if delta.finish is None and delta.logprobs is None and not self.envelope.continuous_usage and not self.echoed:
             if not delta.text:
                 return b""
             text = msgspec.json.encode(delta.text)
             return b'%b%d,"text":%b%b' % (self._head, generation.index, text, self._plain_rest)
-        return self._envelope.event(self._choice(generation, delta, generation.index), generation)
+        return self.envelope.event(self._choice(generation, delta, generation.index), generation)
 
     def tail(self, generations: Sequence[Generation]) -> bytes:
-        return self._envelope.tail(generations) + DONE
+        return self.envelope.tail(generations) + DONE
 
     def failure(self, error: RequestError) -> bytes:
         return error_event(error)
@@ -164,10 +167,10 @@ class CompletionFormat:
         self, generations: Sequence[Generation], answers: Sequence[TextDelta]
     ) -> list[tuple[Generation, TextDelta]]:
         """Of each prompt's choices the likeliest per token, if more were made than are wanted."""
-        pairs = list(zip(generations, answers, strict=True))
-        if len(pairs) == 1:
-            return pairs
-        wanted = self._body.n or 1  # of each prompt
+        if len(generations) == 1:
+            return [(generations[0], answers[0])]
+        pairs = zip(generations, answers, strict=True)
+        wanted = self.asked.n or 1  # of each prompt
         best: list[tuple[Generation, TextDelta]] = []
         for _, of_prompt in itertools.groupby(pairs, key=lambda pair: pair[0].prompt.name):
             choices = list(of_prompt)
@@ -179,23 +182,23 @@ class CompletionFormat:
     def _choice(self, generation: Generation, delta: TextDelta, index: int) -> Choice:
         """Text and logprobs stand behind those of the prompt if this is the first of a choice and they are echoed."""
         text, logprobs = delta.text, None
-        begins = generation not in self._offsets
-        offset = self._offsets.setdefault(generation, 0)
-        if begins and self._echoed:
-            text = self._echoed[generation.prompt.name] + text
-        if self._body.logprobs is not None:
+        begins = generation not in self.offsets
+        offset = self.offsets.setdefault(generation, 0)
+        if begins and self.echoed:
+            text = self.echoed[generation.prompt.name] + text
+        if self.asked.logprobs is not None:
             parts = []
-            if begins and self._echoed:
+            if begins and self.echoed:
                 ids = unpack_ids(generation.prompt.ids)
-                parts.append(self._services.texts.completion_prompt(delta.prompt_logprobs or NO_LOGPROBS, ids))
+                parts.append(self.services.texts.completion_prompt(delta.prompt_logprobs or NO_LOGPROBS, ids))
                 offset = sum(map(len, parts[0]["tokens"]))
-            behind = self._services.texts.completion(delta.logprobs or NO_LOGPROBS, unpack_ids(delta.ids), offset)
-            self._offsets[generation] = offset + sum(map(len, behind["tokens"]))
+            behind = self.services.texts.completion(delta.logprobs or NO_LOGPROBS, unpack_ids(delta.ids), offset)
+            self.offsets[generation] = offset + sum(map(len, behind["tokens"]))
             parts.append(behind)
             logprobs = {name: [value for part in parts for value in part[name]] for name in behind}
         choice = Choice(index, text, logprobs=logprobs, matched_stop=None, stop_reason=None)
         if delta.finish is not None:
-            choice.end(delta.finish, self._services.model.eos_token_ids)
+            choice.end(delta.finish, self.services.model.eos_token_ids)
         return choice
 
 
