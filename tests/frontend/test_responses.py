@@ -1,12 +1,15 @@
 """/v1/responses and /v1/embeddings, by OpenAI's own client."""
 
+import time
+
 import openai
 import pytest
 from frontend_harness import MODEL, Server
 from pydantic import BaseModel
 
 from srt.frontend.openai import responses
-from srt.frontend.openai.responses import Store, Stored
+from srt.frontend.openai.responses import Store, Stored, input_messages
+from srt.frontend.openai.responses_protocol import Item
 
 TOOL = {
     "type": "function",
@@ -214,6 +217,14 @@ def test_a_schema(server, client):
 def test_refusals(client, body, mentions):
     with pytest.raises(openai.BadRequestError, match=mentions):
         client.post("/responses", body={"model": MODEL, "input": "hi", **body}, cast_to=object)
+
+
+def test_a_long_turn_is_put_together_in_linear_time():
+    calls = [Item("function_call", call_id="c", name="f"), Item("message", role="assistant", content="x")] * 40_000
+    began = time.process_time()
+    (turn,) = input_messages(calls)
+    assert time.process_time() - began < 5
+    assert (len(turn.tool_calls), len(turn.content)) == (40_000, 79_999)
 
 
 def test_embeddings_are_refused(client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 from collections import OrderedDict
@@ -183,27 +184,20 @@ def input_messages(given: str | list[Item]) -> Iterator[Message]:
     if isinstance(given, str):
         yield Message("user", given)
         return
-    turn: Message | None = None  # the assistant's, that is not over
-    for at, item in enumerate(given):
-        message = _message(item, at)
-        if message.role == "assistant" and turn is not None:
-            turn = _joined(turn, message)
-            continue
-        if turn is not None:
-            yield turn
-        turn = message if message.role == "assistant" else None
-        if turn is None:
-            yield message
-    if turn is not None:
-        yield turn
+    messages = map(_message, given, itertools.count())
+    for are_assistants, turn in itertools.groupby(messages, key=lambda message: message.role == "assistant"):
+        if are_assistants:
+            yield _joined(list(turn))
+        else:
+            yield from turn
 
 
-def _joined(first: Message, second: Message) -> Message:
+def _joined(turn: Sequence[Message]) -> Message:
     return Message(
         "assistant",
-        "\n".join(filter(None, (first.content, second.content))),
-        tool_calls=[*(first.tool_calls or ()), *(second.tool_calls or ())] or None,
-        reasoning_content="".join(filter(None, (first.reasoning_content, second.reasoning_content))) or None,
+        "\n".join([message.content for message in turn if message.content]),
+        tool_calls=[call for message in turn for call in message.tool_calls or ()] or None,
+        reasoning_content="".join([message.reasoning_content or "" for message in turn]) or None,
     )
 
 
