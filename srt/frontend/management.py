@@ -19,7 +19,6 @@ from srt.frontend.answers import Answer, json_response, text_response
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Prompt
 from srt.frontend.metrics import Load
-from srt.frontend.openai.messages import chat_for_template
 from srt.frontend.openai.tools import check_tools, for_template
 from srt.frontend.protocol import DetokenizeRequest, NativeSampling, TokenizeRequest
 from srt.frontend.services import Services, new_id
@@ -212,11 +211,10 @@ class Management:
             raise RequestError("Give one of `prompt` and `messages`.", param="prompt")
         if text is None:
             check_tools(body.tools)
-            messages, tools = chat_for_template(body.messages, for_template(body.tools), services.words.takes_tools)
             chat = await services.words.encode_chat(
-                messages,
+                body.messages,
                 add_generation_prompt=body.add_generation_prompt is not False,
-                tools=tools,
+                tools=for_template(body.tools),
                 namespace=services.owner(request),
             )
             ids = unpack_ids(chat.ids).tolist()

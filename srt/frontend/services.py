@@ -145,13 +145,16 @@ class Services:
         finally:
             tally.give(1)
 
-    async def read(self, request: web.Request, kind: type) -> Any:
-        """The body as a `kind`. RequestError for one that is too big, no JSON or of another shape."""
+    async def read(self, request: web.Request, kind: type, make: Callable[[Any], Any] | None = None) -> Any:
+        """The body as a `kind`, or what `make` makes of that. RequestError for one that is too big, no JSON or of
+        another shape."""
         raw = await self.read_bytes(request)
-        if len(raw) <= SMALL_BODY:
+
+        def read() -> Any:
             body = decode(raw, kind)
-        else:
-            body = await self.words.in_thread(decode, raw, kind)
+            return body if make is None else make(body)
+
+        body = read() if len(raw) <= SMALL_BODY else await self.words.in_thread(read)
         arrival().parsed = time.monotonic()
         return body
 

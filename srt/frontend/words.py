@@ -20,7 +20,8 @@ import numpy as np
 from srt.chat_template import ChatTemplate, TemplateError
 from srt.frontend.conversations import Conversations
 from srt.frontend.errors import RequestError
-from srt.frontend.protocol import decode
+from srt.frontend.openai.messages import chat_for_template
+from srt.frontend.protocol import Message, decode
 from srt.messages import Ids, TextDelta, unpack_ids
 from srt.observe.timeline import arrival
 from srt.tokenization import Tokenizer
@@ -51,7 +52,7 @@ class Words:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._template = template
-        self.takes_tools = template is None or template.takes_tools
+        self._takes_tools = template is None or template.takes_tools
         self._eos_token_ids = frozenset(eos_token_ids)
         table = tokenizer.token_bytes
         specials = (index for index in eos_token_ids if index < len(table.table) and table.is_special[index])
@@ -92,7 +93,7 @@ class Words:
 
     async def encode_chat(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -105,7 +106,8 @@ class Words:
         arrived = arrival()
 
         def render_and_encode() -> ChatPrompt:
-            text = self._render(messages, add_generation_prompt, continue_final_message, tools, arguments or {})
+            plain, shown_tools = chat_for_template(messages, tools, self._takes_tools)
+            text = self._render(plain, add_generation_prompt, continue_final_message, shown_tools, arguments or {})
             arrived.rendered = time.monotonic()
             ids, length = self._conversations.recall(namespace, text)
             if not length:

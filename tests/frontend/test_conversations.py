@@ -9,7 +9,6 @@ import pytest
 
 from srt.chat_template import ChatTemplate
 from srt.frontend.conversations import Conversations
-from srt.frontend.openai.messages import chat_for_template
 from srt.frontend.protocol import Message, decode
 from srt.frontend.words import Words
 from srt.messages import TextDelta, pack_ids, unpack_ids
@@ -33,7 +32,7 @@ def words(default_model):
 
 
 def encode(words, *messages, **options):
-    return asyncio.run(words.encode_chat(list(messages), **options))
+    return asyncio.run(words.encode_chat(decode(json.dumps(messages).encode(), list[Message]), **options))
 
 
 ASKED = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Øslo", "days": [1, 2]}}\n</tool_call>'
@@ -51,11 +50,6 @@ def with_template(default_model, source):
     model = default_model.model_config
     tokenizer = Tokenizer.from_folder(default_model.tokenizer_folder)
     return Words(tokenizer, ChatTemplate({"default": source}, {}), model.vocab_size, model.eos_token_ids)
-
-
-def turn(words, messages):
-    messages, tools = chat_for_template(decode(json.dumps(messages).encode(), list[Message]), (), words.takes_tools)
-    return encode(words, *messages, tools=tools)
 
 
 def calls_back(arguments, content=None):
@@ -138,10 +132,10 @@ REWRITTEN = [
 @pytest.mark.parametrize("knows_tools", [False, True])
 def test_a_call_that_comes_back_as_it_was_given_has_its_ids(words, default_model, knows_tools):
     words = with_template(default_model, NOT_THINKING) if knows_tools else words
-    first = turn(words, [QUESTION])
+    first = encode(words, QUESTION)
     ids = letter_by_letter(words, ASKED)
     words.was_said(first, TextDelta(1, ASKED, pack_ids(ids)))
-    second = turn(words, calls_back(AS_GIVEN))
+    second = encode(words, *calls_back(AS_GIVEN))
     assert second.ids.startswith(first.ids + pack_ids(ids))
     assert words.tokenizer.decode(unpack_ids(second.ids).tolist(), False) == second.text
 
@@ -149,10 +143,10 @@ def test_a_call_that_comes_back_as_it_was_given_has_its_ids(words, default_model
 @pytest.mark.parametrize("arguments", REWRITTEN)
 @pytest.mark.parametrize("canonical", [True, False])
 def test_a_call_that_comes_back_rewritten_is_cached_up_to_there(words, arguments, canonical):
-    first = turn(words, [QUESTION])
+    first = encode(words, QUESTION)
     ids = words.tokenizer.encode(ASKED, False) if canonical else letter_by_letter(words, ASKED)
     words.was_said(first, TextDelta(1, ASKED, pack_ids(ids)))
-    second = turn(words, calls_back(arguments))
+    second = encode(words, *calls_back(arguments))
     assert words.tokenizer.decode(unpack_ids(second.ids).tolist(), False) == second.text
     cached = common(words, first.ids + pack_ids(ids), second.ids)
     assert cached.startswith(first.text)
@@ -162,23 +156,23 @@ def test_a_call_that_comes_back_rewritten_is_cached_up_to_there(words, arguments
     # The turn after finds all of the second, whatever became of the first.
     answer = letter_by_letter(words, "It rains.")
     words.was_said(second, TextDelta(1, "It rains.", pack_ids(answer)))
-    third = turn(words, [*calls_back(arguments), {"role": "assistant", "content": "It rains."}, NEXT])
+    third = encode(words, *calls_back(arguments), {"role": "assistant", "content": "It rains."}, NEXT)
     assert third.ids.startswith(second.ids + pack_ids(answer))
 
 
 def test_reasoning_that_is_not_shown_again_is_cached_up_to_there(default_model):
     words = with_template(default_model, THINKING)
-    first = turn(words, [QUESTION])
+    first = encode(words, QUESTION)
     thought = "Hm, a greeting.\n</think>\n\nHello there"
     words.was_said(first, TextDelta(1, thought, pack_ids(letter_by_letter(words, thought))))
     said = {"role": "assistant", "content": "Hello there"}
-    second = turn(words, [QUESTION, said, NEXT])
+    second = encode(words, QUESTION, said, NEXT)
     shown = first.text.removesuffix("<think>\n")
     assert common(words, first.ids, second.ids) == shown
     assert words.tokenizer.decode(unpack_ids(second.ids).tolist(), False) == second.text
     again = letter_by_letter(words, "More.\n</think>\n\nBye")
     words.was_said(second, TextDelta(1, "More.\n</think>\n\nBye", pack_ids(again)))
-    third = turn(words, [QUESTION, said, NEXT, {"role": "assistant", "content": "Bye"}, NEXT])
+    third = encode(words, QUESTION, said, NEXT, {"role": "assistant", "content": "Bye"}, NEXT)
     assert common(words, second.ids, third.ids) == second.text.removesuffix("<think>\n")
     words.close()
 

@@ -11,9 +11,12 @@ import time
 import pytest
 from frontend_harness import Server, events_of, send_request, strict_json
 
+import srt.frontend.anthropic.messages as messages
 import srt.frontend.openai.completions as completions
+import srt.frontend.openai.responses as responses
 import srt.frontend.services as services
 import srt.frontend.streaming as streaming
+import srt.frontend.words as words
 from srt.frontend.generation import Generation
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -378,6 +381,27 @@ def test_a_big_prompt_delays_nobody(tmp_path):
         assert answers[0][0] == 400
         assert answers[0][1]["error"]["code"] == "context_length_exceeded"
         assert others > 10  # not one before and one after
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "where"),
+    [
+        (CHAT, "messages", (words, "chat_for_template")),
+        ("/v1/messages", "messages", (messages, "chat_request")),
+        ("/v1/responses", "input", (responses, "input_messages")),
+    ],
+)  # fmt: skip
+def test_long_chats_are_read_beside_the_event_loop(server, monkeypatch, path, field, where):
+    read, readers = getattr(*where), []
+
+    def spy(*given):
+        readers.append(threading.current_thread())
+        return read(*given)
+
+    monkeypatch.setattr(*where, spy)
+    said = [{"role": "user", "content": ""}] * 3000
+    assert server.post(path, {field: said, **({"max_tokens": 1} if field == "messages" else {})})[0] == 400  # too long
+    assert [thread.name.startswith("words") for thread in readers] == [True]
 
 
 def test_a_slow_reader_gets_its_deltas_merged(server, monkeypatch):

@@ -27,16 +27,16 @@ class Messages:
     async def create(self, request: web.Request) -> Response:
         services = self._services
         services.manager.check_open()
-        body: MessagesRequest = await services.read(request, MessagesRequest)
+        chat: ChatRequest = await services.read(request, MessagesRequest, chat_request)
         name = new_id("msg_")
-        call = await self._chat.accept(chat_request(body), name, services.owner(request))
+        call = await self._chat.accept(chat, name, services.owner(request))
         form = MessageFormat(services, call.chat, call.answer, name)
-        return await services.respond(request, [call.prompt], form, bool(body.stream))
+        return await services.respond(request, [call.prompt], form, bool(chat.stream))
 
     async def count_tokens(self, request: web.Request) -> Answer:
         services = self._services
-        body: CountTokensRequest = await services.read(request, CountTokensRequest)
-        prompt = await self._chat.prompt(prompt_request(body), services.owner(request))
+        chat: ChatRequest = await services.read(request, CountTokensRequest, prompt_request)
+        prompt = await self._chat.prompt(chat, services.owner(request))
         return json_response({"input_tokens": len(prompt.ids) // 4})
 
 

@@ -15,7 +15,7 @@ from srt.frontend.generation import Prompt
 from srt.frontend.openai.chat_constraint import constraint
 from srt.frontend.openai.chat_format import ChatFormat
 from srt.frontend.openai.common import check_prompt_logprobs, check_request
-from srt.frontend.openai.messages import chat_for_template, template_arguments
+from srt.frontend.openai.messages import template_arguments
 from srt.frontend.openai.tools import ToolUse, read_tools
 from srt.frontend.parsing.answer import AnswerFormat
 from srt.frontend.parsing.tool_calls import JSON_LIST, JsonFormat
@@ -107,14 +107,13 @@ class Chat:
     async def _chat(self, body: ChatRequest, tools: ToolUse, owner: bytes) -> ChatPrompt:
         words = self._services.words
         continue_final = bool(body.continue_final_message)
-        messages, template_tools = chat_for_template(body.messages, tools.template_tools, words.takes_tools)
         return await words.encode_chat(
-            messages,
+            body.messages,
             add_generation_prompt=not continue_final
             if body.add_generation_prompt is None
             else body.add_generation_prompt,
             continue_final_message=continue_final,
-            tools=template_tools,
+            tools=tools.template_tools,
             arguments=template_arguments(body),
             namespace=namespace(body.cache_salt, body.extra_key, owner),
         )

@@ -84,7 +84,7 @@ class Responses:
     async def create(self, request: web.Request) -> Response:
         services = self._services
         services.manager.check_open()
-        body: ResponsesRequest = await services.read(request, ResponsesRequest)
+        body, asked = await services.read(request, ResponsesRequest, _with_messages)
         owner = services.owner(request)
         if body.background and (body.stream or body.store is False):
             raise RequestError("`background` goes with `store`, and not with `stream`.", param="background")
@@ -93,7 +93,7 @@ class Responses:
             earlier = self._store.get(body.previous_response_id, owner).messages
             if not earlier:
                 raise RequestError("The previous response is not complete.", param="previous_response_id")
-        messages = [*earlier, *input_messages(body.input)]
+        messages = [*earlier, *asked]
         name = new_id("resp_")
         call = await self._chat.accept(chat_request(body, messages), name, owner)
         form = ResponseFormat(services, call.chat, call.answer, name, body)
@@ -177,6 +177,10 @@ def chat_request(body: ResponsesRequest, messages: Sequence[Message]) -> ChatReq
         setattr(chat, name, getattr(body, name))
     chat.logprobs = True if body.top_logprobs is not None else None
     return chat
+
+
+def _with_messages(body: ResponsesRequest) -> tuple[ResponsesRequest, list[Message]]:
+    return body, list(input_messages(body.input))
 
 
 def input_messages(given: str | list[Item]) -> Iterator[Message]:
