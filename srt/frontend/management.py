@@ -15,12 +15,12 @@ import srt
 from srt.board import Phase, Record
 from srt.config import SECRETS
 from srt.frontend import sampling
-from srt.frontend.answers import Answer, json_response, text_response
+from srt.frontend.answers import Answer, json_response, long_json_response, text_response
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Prompt
 from srt.frontend.metrics import Load
-from srt.frontend.openai.tools import check_tools, for_template
-from srt.frontend.protocol import DetokenizeRequest, NativeSampling, TokenizeRequest
+from srt.frontend.openai.chat import Chat
+from srt.frontend.protocol import ChatRequest, DetokenizeRequest, NativeSampling, TokenizeRequest
 from srt.frontend.services import Services, new_id
 from srt.frontend.words import pack_checked
 from srt.messages import pack_ids, unpack_ids
@@ -30,8 +30,9 @@ PROBE_LIMIT = 20.0  # seconds for /health_generate
 
 
 class Management:
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, chat: Chat) -> None:
         self._services = services
+        self._chat = chat
 
     # ---- how it is -------------------------------------------------------------------------------------------------
 
@@ -210,23 +211,20 @@ class Management:
         if (text is None) == (body.messages is None):
             raise RequestError("Give one of `prompt` and `messages`.", param="prompt")
         if text is None:
-            check_tools(body.tools)
-            chat = await services.words.encode_chat(
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                tools=for_template(body.tools),
-                namespace=services.owner(request),
-            )
+            chat = await self._chat.prompt(_chat_request(body), services.owner(request))
             ids = unpack_ids(chat.ids).tolist()
         else:
             add = body.add_special_tokens is not False
             ids = await services.words.in_thread(services.words.tokenizer.encode, text, add)
+        return await services.words.in_thread(self._tokens, ids, bool(body.return_token_strs))
+
+    def _tokens(self, ids: list[int], with_texts: bool) -> Answer:
         answer: dict[str, Any] = {
-            "tokens": ids, "count": len(ids), "max_model_len": services.limits.context_length
+            "tokens": ids, "count": len(ids), "max_model_len": self._services.limits.context_length
         }  # fmt: skip
-        if body.return_token_strs:
-            answer["token_strs"] = [services.texts.text(token) for token in ids]
-        return json_response(answer)
+        if with_texts:
+            answer["token_strs"] = list(map(self._services.texts.text, ids))
+        return long_json_response(answer)
 
     async def detokenize(self, request: web.Request) -> Answer:
         services = self._services
@@ -281,6 +279,17 @@ class Management:
                     raise _silent(name, now - record.heartbeat)
         if now - manager.last_heard > HEARTBEAT_LIMIT:
             raise _silent("The detokenizer", now - manager.last_heard)
+
+
+def _chat_request(body: TokenizeRequest) -> ChatRequest:
+    return ChatRequest(
+        messages=body.messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.reasoning_effort,
+    )
 
 
 def _silent(who: str, seconds: float) -> RequestError:

@@ -73,7 +73,7 @@ class Route:
 def routes(services: Services) -> list[Route]:
     chat, completions, models = Chat(services), Completions(services), Models(services)
     messages, responses = Messages(services, chat), Responses(services, chat)
-    native, management, administration = Native(services), Management(services), Administration(services)
+    native, management, administration = Native(services), Management(services, chat), Administration(services)
     openai, anthropic, own, admin = (
         {"tag": "OpenAI"},
         {"tag": "Anthropic"},

@@ -379,6 +379,17 @@ def test_tokenize_shows_the_same_prompt(servers):
     assert servers["plain"].post("/tokenize", {"messages": HI, "tools": [{}]})[0] == 400
 
 
+def test_tokenize_takes_what_else_makes_a_prompt(tmp_path):
+    template = "{{ mood }}{{ reasoning_effort }}{% for message in messages %}{{ message.content }}!{% endfor %}"
+    with Server(tmp_path, template=template) as server:
+        more = {"chat_template_kwargs": {"mood": "glad"}, "reasoning_effort": "low", "continue_final_message": True}
+        server.ok(CHAT, {"messages": HI, "max_tokens": 1, **more})
+        ids = server.ok("/tokenize", {"messages": HI, **more})["tokens"]
+        assert (
+            ids == unpack_ids(server.engine.received[-1].ids).tolist() == list(b"gladlow" + HI[0]["content"].encode())
+        )
+
+
 # ---- what makes no sense --------------------------------------------------------------------------------------------
 
 BAD = [
