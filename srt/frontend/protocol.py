@@ -6,6 +6,7 @@ built (then only a neutral value passes); any other key is refused by name.
 
 from __future__ import annotations
 
+import codecs
 import functools
 import operator
 import re
@@ -386,6 +387,8 @@ def decode(raw: bytes, kind: Any) -> Any:
     except ValueError as error:
         if not raw.strip():
             raise RequestError("Invalid JSON: the body is empty") from None
+        if raw.startswith(codecs.BOM_UTF8 + b"{"):  # of clients that write it before all text
+            return decode(raw.removeprefix(codecs.BOM_UTF8), kind)
         mended = _ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], raw)
         if mended != raw:
             return decode(mended, kind)

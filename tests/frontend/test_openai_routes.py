@@ -1,5 +1,7 @@
 """The OpenAI routes over a real socket: what comes back, in one piece and streamed, and what the engine was asked."""
 
+import codecs
+import json
 import socket
 
 import openai
@@ -96,6 +98,11 @@ def test_empty_prompt_begins_with_bos(server):
 def test_a_written_bos_is_not_doubled(server):
     server.ok(COMPLETIONS, {"prompt": "<|im_start|>a", "max_tokens": 1})
     assert unpack_ids(sent(server).ids).tolist() == [BOS, 97]
+
+
+def test_a_byte_order_mark(server):
+    body = codecs.BOM_UTF8 + json.dumps({"prompt": "abc", "max_tokens": 3}).encode()
+    assert server.ok(COMPLETIONS, body)["choices"][0]["text"] == "abc"
 
 
 def test_nul_and_lone_surrogates(server):
