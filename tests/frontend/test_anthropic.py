@@ -124,6 +124,14 @@ def test_an_answer_that_was_begun(server, client):
     assert EOS not in memoryview(server.engine.received[-1].ids).cast("i").tolist()[-3:]
 
 
+@pytest.mark.parametrize("content", ["", []])
+def test_an_empty_message_in_the_place_of_the_answer(server, client, content):
+    for messages in (HI, [*HI, {"role": "assistant", "content": content}]):
+        client.messages.create(model=MODEL, max_tokens=1, messages=messages)
+    without, with_it = server.engine.received
+    assert with_it.ids == without.ids
+
+
 @pytest.mark.parametrize(
     ("body", "mentions"),
     [

@@ -61,8 +61,11 @@ def prompt_request(body: CountTokensRequest) -> ChatRequest:
     if body.system:
         messages.insert(0, Message("system", _text(body.system, "system")))
     chat = ChatRequest(messages=messages, model=body.model)
-    if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
-        chat.continue_final_message = True
+    if messages[-1].role == "assistant" and not messages[-1].tool_calls:
+        if messages[-1].content:
+            chat.continue_final_message = True
+        else:  # clients send the place where the answer will stand
+            messages.pop()
     if body.tools:
         chat.tools = [_tool(tool, at) for at, tool in enumerate(body.tools)]
     if body.tool_choice is not None:
