@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+
 import msgspec
 
 MAX_MESSAGE = 600  # characters; an error never echoes the input at length
@@ -54,6 +58,17 @@ class RequestError(Exception):
     @property
     def _sentence(self) -> str:
         return self.message.encode("utf-8", "replace").decode()
+
+
+@contextlib.contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors within speak of fields by the names under which their client knows them."""
+    try:
+        yield
+    except RequestError as error:
+        error.message = re.sub(r"`(\w+)`", lambda match: f"`{names.get(match[1], match[1])}`", error.message)
+        error.param = names.get(error.param, error.param)
+        raise
 
 
 def unsupported(param: str, sentence: str) -> RequestError:

@@ -143,6 +143,9 @@ def test_an_empty_message_in_the_place_of_the_answer(server, client, content):
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"nonsense": 1}, "nonsense"),
+        ({"stop_sequences": [""]}, "`stop_sequences` takes"),
+        ({"tools": [{"name": "a b"}]}, r"`tools\[0\]`: its `name` must be 1 to 128"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "its `input_schema` must be"),
     ],
 )
 def test_refusals(server, client, body, mentions):

@@ -202,7 +202,7 @@ def test_a_schema(server, client):
 @pytest.mark.parametrize(
     ("body", "mentions"),
     [
-        ({"input": []}, "messages"),
+        ({"input": []}, "`input` must not be empty"),
         ({"input": [{"type": "message", "role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "function_call"),
@@ -210,7 +210,11 @@ def test_a_schema(server, client):
         ({"background": True, "stream": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "x"}, "conversation"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"input": [{"role": "user", "content": "a"}, {"role": "alien", "content": "a"}]}, r"`input\[1\].role`"),
+        ({"max_output_tokens": 0}, "`max_output_tokens` must"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"not": 1}}}}, "`text.format`: a schema must"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, r'"function", "name": …'),
+        ({"tools": [{"type": "function"}]}, r"`tools\[0\]`: its `name` must be"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )

@@ -11,11 +11,13 @@ from aiohttp import web
 from srt.frontend.answers import Answer, Response, json_response
 from srt.frontend.anthropic.format import MessageFormat
 from srt.frontend.anthropic.protocol import Block, CountTokensRequest, InputMessage, MessagesRequest, Tool, ToolChoice
-from srt.frontend.errors import RequestError
+from srt.frontend.errors import RequestError, renaming
 from srt.frontend.openai.chat import Chat
 from srt.frontend.protocol import ChatRequest, Message
 from srt.frontend.services import Services, new_id
 
+NAMES = {"stop": "stop_sequences", "parameters": "input_schema"}
+"""Of what a chat calls otherwise."""
 READ_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
@@ -29,7 +31,8 @@ class Messages:
         services.manager.check_open()
         chat: ChatRequest = await services.read(request, MessagesRequest, chat_request)
         name = new_id("msg_")
-        call = await self._chat.accept(chat, name, services.owner(request))
+        with renaming(NAMES):
+            call = await self._chat.accept(chat, name, services.owner(request))
         form = MessageFormat(services, call.chat, call.answer, name)
         return await services.respond(request, [call.prompt], form, bool(chat.stream))
 

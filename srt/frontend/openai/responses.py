@@ -15,9 +15,10 @@ import msgspec
 from aiohttp import web
 
 from srt.frontend.answers import Answer, Response, json_response
-from srt.frontend.errors import RequestError, unsupported
+from srt.frontend.errors import RequestError, renaming, unsupported
 from srt.frontend.generation import Prompt
 from srt.frontend.openai.chat import Chat
+from srt.frontend.openai.messages import ROLES
 from srt.frontend.openai.responses_format import ResponseFormat
 from srt.frontend.openai.responses_protocol import ContentPart, Item, ResponsesRequest
 from srt.frontend.protocol import ChatRequest, Message
@@ -25,6 +26,9 @@ from srt.frontend.services import ID, Services, new_id
 
 MAX_STORED = 1024  # responses
 MAX_STORED_BYTES = 64 * 2**20
+
+NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
+"""Of what a chat calls otherwise."""
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +99,8 @@ class Responses:
                 raise RequestError("The previous response is not complete.", param="previous_response_id")
         messages = [*earlier, *asked]
         name = new_id("resp_")
-        call = await self._chat.accept(chat_request(body, messages), name, owner)
+        with renaming(NAMES):
+            call = await self._chat.accept(chat_request(body, messages), name, owner)
         form = ResponseFormat(services, call.chat, call.answer, name, body)
 
         def finished(response: dict[str, Any], said: Message) -> None:
@@ -207,6 +212,8 @@ def _joined(turn: Sequence[Message]) -> Message:
 
 def _message(item: Item, at: int) -> Message:
     match item.type or "message":
+        case "message" if item.role and item.role not in ROLES:
+            raise RequestError(f"`input[{at}].role` must be one of {', '.join(ROLES)}.", param="input")
         case "message" if item.role and item.content is not None:
             return Message(item.role, _text(item.content, at))
         case "function_call" if item.name and item.call_id:
@@ -246,7 +253,11 @@ def _tool_choice(choice: Any) -> Any:
     match choice:
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
-    return choice
+        case None | "none" | "auto" | "required" | {"type": "function", "function": {}}:
+            return choice
+    raise RequestError(
+        '`tool_choice` must be `none`, `auto`, `required` or {"type": "function", "name": …}.', param="tool_choice"
+    )
 
 
 def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:

@@ -93,11 +93,10 @@ def _function(tool: Any, at: int) -> Function:
             parameters, strict = function.get("parameters"), function.get("strict")
         case {"type": str(kind)} if kind != "function":
             raise _fault(at, f"only functions can be called, not a tool of type `{kind[:50]}`")
+        case {"type": "function", "function": dict()}:
+            raise _fault(at, "its `name` must be 1 to 128 letters, digits and _.:/-")
         case _:
-            raise _fault(
-                at,
-                'must be {"type": "function", "function": {"name": …}}, the name of 1 to 128 letters, digits and _.:/-',
-            )
+            raise _fault(at, 'must be {"type": "function", "function": {"name": …}}')
     if not isinstance(function.get("description"), str | None):
         raise _fault(at, "its `description` must be a string")
     if not isinstance(strict, bool | None):
