@@ -73,7 +73,7 @@ class Connection(web.RequestHandler):
         """Of what never became a request. The connection is closed behind it."""
         super().handle_error(request, status, exc, message)
         fault = "The request is not HTTP that this server reads." if status < 500 else "The server made a mistake."
-        detail = (message or "").strip().splitlines()[:1]
+        detail = [f"{line.rstrip(':. ')}." for line in (message or "").strip().splitlines()[:1]]
         error = RequestError(" ".join([fault, *detail]), status=status, code="malformed_http")
         if isinstance(exc, ContentEncodingError):  # aiohttp would read it, with one more package
             error = wrongly_encoded()

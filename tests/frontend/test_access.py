@@ -1,6 +1,7 @@
 """Who may come in, and what the door does with those who send no proper request."""
 
 import http.client
+import re
 import shutil
 import socket
 import ssl
@@ -137,7 +138,9 @@ def test_what_is_no_http_is_answered_in_json(open_server, raw):
         sock.sendall(raw)
         head, _, body = receive_all(sock).partition(b"\r\n\r\n")
     assert b" 400 " in head.splitlines()[0]
-    assert strict_json(body)["error"]["code"] == "malformed_http"
+    error = strict_json(body)["error"]
+    assert error["code"] == "malformed_http"
+    assert re.search(r"\w\.$", error["message"])
 
 
 def test_a_body_that_does_not_come(open_server, monkeypatch):
