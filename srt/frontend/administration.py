@@ -21,6 +21,7 @@ from srt.frontend.protocol import (
     ProfileBody,
     UpdateWeightsBody,
     check_supported,
+    decode,
 )
 from srt.frontend.request_log import MOST_LEVEL
 from srt.frontend.services import Services
@@ -178,7 +179,8 @@ class Administration:
 
     async def _body(self, request: web.Request, kind: type) -> Any:
         """Clients send none where all is as it should be."""
-        return await self._services.read(request, kind) if request.can_read_body else kind()
+        raw = await self._services.read_bytes(request)
+        return decode(raw, kind) if raw else kind()
 
 
 def _left(task: asyncio.Task[Any]) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 import tempfile
 import threading
+import time
 
 import pytest
 from frontend_harness import Server, send_request
@@ -49,6 +50,15 @@ def test_pause_and_continue(server, body, retract):
     assert told(server, "/pause_generation", body)[0] == 200
     assert told(server, "/continue_generation")[0] == 200
     assert asked(server) == [[PauseGeneration(0, retract), ContinueGeneration(0)]] * 2
+
+
+def test_a_body_whose_end_comes_late_and_is_all_of_it(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        sock.sendall(b"POST /pause_generation HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        time.sleep(0.05)
+        sock.sendall(b"0\r\n\r\n")
+        assert sock.recv(65536).split()[1] == b"200"
+    assert told(server, "/continue_generation")[0] == 200
 
 
 def test_a_pause_aborts_unless_it_is_told_otherwise(server):
