@@ -39,7 +39,10 @@ class Door:
             if forwarder is not None and route.house:
                 route = dataclasses.replace(route, handler=forwarder.forward)
             places, key = (self._plain, route.path) if route.pattern is None else (self._patterns, route.pattern)
-            places.setdefault(key, {}).update(dict.fromkeys(route.methods.split(), route))
+            methods = route.methods.split()
+            if methods == ["GET"]:  # HTTP has HEAD where it has GET; others do what a HEAD may not
+                methods.append("HEAD")
+            places.setdefault(key, {}).update(dict.fromkeys(methods, route))
 
     async def answer(self, request: web.Request) -> Response:
         """To any request, whatever happens."""

@@ -33,11 +33,10 @@ class Forwarder:
         body = await self._services.read_bytes(request) if request.can_read_body else None
         headers = _without_connection(request.headers)
         headers.popall("Content-Encoding", None)  # the body was read
+        method = "GET" if request.method == "HEAD" else request.method  # an answer to HEAD says how long the other is
         url = URL(f"http://house{request.rel_url.raw_path_qs}", encoded=True)  # a target may name a host of its own
         try:
-            async with self._open().request(
-                request.method, url, headers=headers, data=body, allow_redirects=False
-            ) as answer:
+            async with self._open().request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
                 request[FORWARDED] = True
                 return await self._hand_on(request, answer)
         except aiohttp.ClientError:

@@ -48,7 +48,7 @@ def test_every_route_is_there(server, document):
     for path, methods in document["paths"].items():
         status, headers, _ = server.request("PATCH", path.replace("{id}", "x"))
         assert status == 405
-        assert sorted(headers["Allow"].lower().split(",")) == sorted(methods)
+        assert set(headers["Allow"].lower().split(",")) - {"head"} == set(methods)
 
 
 def test_references_and_schemas_are_whole(document):

@@ -186,6 +186,12 @@ def test_an_error_of_the_main_process_is_handed_on(server):
     assert b"timeout" in body
 
 
+def test_an_answer_to_head_tells_how_long_the_main_processes_is(server):
+    told, headers, body = server.request("HEAD", "/v1/responses/nowhere")
+    shown = server.request("GET", "/v1/responses/nowhere")[2]
+    assert (told, int(headers["Content-Length"]), body) == (404, len(shown), b"")
+
+
 def test_a_target_that_names_its_host_is_handed_on(server):
     """As clients behind a proxy send it."""
     for path in ("http://example.com/v1/loads", "/v1/loads"):
