@@ -35,6 +35,7 @@ TextsOrIds = Annotated[
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field (`.*?`)", re.DOTALL)
 
 _REFUSALS = {
@@ -379,6 +380,8 @@ def decode(raw: bytes, kind: Any) -> Any:
             raise RequestError(
                 f"Unknown field {unknown[1]}", param=unknown[1][1:-1], code="unknown_parameter"
             ) from None
+        if missing := _MISSING.fullmatch(message):
+            param = missing[1]
         if message.startswith("Invalid enum value") and param in (hints := get_type_hints(kind)):
             message += "; it takes " + ", ".join(value for part in get_args(hints[param]) for value in get_args(part))
         raise RequestError(f"Invalid request: {message}", param=param) from None
@@ -392,7 +395,7 @@ def decode(raw: bytes, kind: Any) -> Any:
         mended = _ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], raw)
         if mended != raw:
             return decode(mended, kind)
-        raise RequestError(f"Invalid JSON: {error}") from None
+        raise RequestError(f"Invalid JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
 
 
 @functools.cache

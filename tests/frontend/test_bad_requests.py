@@ -67,6 +67,15 @@ def test_an_empty_body(server, body):
     refused(server, CHAT, body, mentions="the body is empty")
 
 
+@pytest.mark.parametrize(("path", "name"), [(CHAT, "messages"), ("/detokenize", "tokens"), ("/v1/responses", "input")])
+def test_a_field_that_is_missing(server, path, name):
+    assert refused(server, path, {}, mentions=f"required field `{name}`")["param"] == name
+
+
+def test_where_a_body_is_no_json(server):
+    assert refused(server, CHAT, b'{"model": "a",}')["message"] == "Invalid JSON: trailing comma in object (byte 14)"
+
+
 OPENAI_FAULTS = [
     ("max_tokens", -1), ("max_tokens", 0), ("max_tokens", 10**12), ("max_tokens", "x"), ("max_tokens", 5.5),
     ("max_tokens", True), ("seed", "x"), ("seed", 1.5), ("seed", 2**70), ("min_tokens", -1), ("min_tokens", 10**12),
