@@ -269,7 +269,7 @@ class ServerConfig:
     @property
     def cors_allowed(self) -> list[str]:
         """Origins of web pages."""
-        return [] if self.cors_origins is None else [origin.strip() for origin in self.cors_origins.split(",")]
+        return [one.strip().rstrip("/") for one in self.cors_origins.split(",")] if self.cors_origins else []
 
     @property
     def ranks_per_node(self) -> int:

@@ -13,7 +13,7 @@ from frontend_harness import Server, strict_json
 
 from srt.frontend import http_server, services
 
-KEYS = {"api_key": "user,friend", "admin_api_key": "root", "cors_origins": "https://a.example,https://b.example"}
+KEYS = {"api_key": "user,friend", "admin_api_key": "root", "cors_origins": "https://a.example/, https://b.example"}
 
 
 @pytest.fixture(scope="module")
