@@ -19,25 +19,18 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-import msgspec
 import zmq
 
 from examples.host import machine
-from radix import Ledger
+from examples.simulated_engine import EncodingOutlet
 from srt.board import Board, RankRecord
-from srt.messages import ControlReply, NewRequest, SamplingParams, TokenBatch, pack_ids
+from srt.messages import NewRequest, SamplingParams, pack_ids
 from srt.parallel import Ranks
 from srt.rendezvous import meet_on_host
-from srt.scheduler.consensus import BoardConsensus
-from srt.scheduler.control import Control, NoMaintenance
+from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.intake import FollowerIntake, LeaderIntake
-from srt.scheduler.observer import BoardObserver
 from srt.scheduler.outlet import AgreedOutlet, SilentOutlet
-from srt.scheduler.output import Output
-from srt.scheduler.planner import Planner
-from srt.scheduler.policy import make_queue
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
-from srt.scheduler.scheduler import Scheduler
 from srt.transport import Endpoints, Sender
 
 PROMPT, VOCAB, STEP_SECONDS, WARM_UP = 128, 1000, 0.002, 100
@@ -59,17 +52,6 @@ class Device:
         return StepResult(launched.sampled_positions % VOCAB)
 
 
-class EncodingOutlet(SilentOutlet):
-    def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-
-    def tokens(self, batch: TokenBatch) -> None:
-        self._encoder.encode(batch)
-
-    def reply(self, message: ControlReply) -> None:
-        raise AssertionError("nobody asked for a flush")
-
-
 def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         begin = time.perf_counter()
@@ -84,36 +66,33 @@ def run_rank(folder: str, rank: int, size: int, rows: int, steps: int) -> dict[s
     """Seconds per step of each part, of the steps in which all rows decode."""
     endpoints = Endpoints(folder)
     board = Board(endpoints.board, size)
-    record = RankRecord(board, rank)
     ranks = Ranks(meet_on_host(endpoints.rendezvous, size), rank, size, "gloo")
-    length = PROMPT + steps + WARM_UP + 8
-    ledger = Ledger(num_pages=rows * length, page_size=1, num_rows=rows, context_length=length)
-    planner = Planner(ledger, make_queue("fcfs", ledger), rows * PROMPT, rows)
-    planner._reserve_ratio = 0.0
-    output = Output([b"x"] * VOCAB, bytes(VOCAB))
-    consensus = BoardConsensus(record, planner, output, ledger)
+    context = zmq.Context()
     outlet = SilentOutlet() if rank else AgreedOutlet(EncodingOutlet(), board)
+    intake = FollowerIntake(ranks) if rank else LeaderIntake(endpoints.leader, context, ranks)
+    length = PROMPT + steps + WARM_UP + 8
+    settings = Settings(
+        num_pages=rows * length,
+        page_size=1,
+        num_rows=rows,
+        context_length=length,
+        cache_enabled=True,
+        policy="fcfs",
+        low_priority_first=False,
+        token_budget=rows * PROMPT,
+        overlap=True,
+        eos_token_ids=(),
+        token_bytes=(b"x",) * VOCAB,
+        is_special=bytes(VOCAB),
+    )
+    record = RankRecord(board, rank)
+    scheduler = assemble(settings, executor=Device(), intake=intake, outlet=outlet, record=record)
+    scheduler._planner._reserve_ratio = 0.0
     parts: dict[str, list[float]] = {"broadcast": [], "digest": [], "agreement": []}
     ranks.send = timed(ranks.send, parts["broadcast"])
-    consensus.step = timed(consensus.step, parts["digest"])
+    scheduler._consensus.step = timed(scheduler._consensus.step, parts["digest"])
     if rank == 0:
         outlet._compare = timed(outlet._compare, parts["agreement"])
-    context = zmq.Context()
-    intake = FollowerIntake(ranks) if rank else LeaderIntake(endpoints.leader, context, ranks)
-    scheduler = Scheduler(
-        ledger=ledger,
-        planner=planner,
-        output=output,
-        executor=Device(),
-        intake=intake,
-        outlet=outlet,
-        consensus=consensus,
-        observer=BoardObserver(record, planner, output, ledger),
-        grammars=None,
-        control=Control(ledger, planner, outlet, NoMaintenance()),
-        eos_token_ids=(),
-        overlap=True,
-    )
     next_inbox = intake.next
 
     def next_or_stop(wait: bool) -> Any:
@@ -127,7 +106,7 @@ def run_rank(folder: str, rank: int, size: int, rows: int, steps: int) -> dict[s
         for rid in range(rows):
             sender.send(NewRequest(rid, pack_ids([rid] * PROMPT), SamplingParams(steps + WARM_UP, ignore_eos=True)))
     scheduler.run()
-    assert len(planner.running) == rows
+    assert len(scheduler._planner.running) == rows
     ranks.close()
     context.destroy(linger=0)
     return {name: seconds[WARM_UP:] for name, seconds in parts.items()}

@@ -18,6 +18,7 @@ from radix import check_ledger
 from srt.messages import Inbox, NewRequest, SamplingParams, TokenBatch, pack_ids
 from srt.scheduler.assembly import Settings, assemble
 from srt.scheduler.interfaces import Executor
+from srt.scheduler.outlet import SilentOutlet
 from srt.scheduler.schedule_batch import ScheduleBatch, StepResult, TokenMasks
 from srt.scheduler.scheduler import Scheduler
 
@@ -66,6 +67,16 @@ class Record:
 
     def gauges(self, **values: int) -> None:
         pass
+
+
+class EncodingOutlet(SilentOutlet):
+    """Does with tokens what it costs to send them, and no more."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def tokens(self, batch: TokenBatch) -> None:
+        self._encoder.encode(batch)
 
 
 @dataclass
