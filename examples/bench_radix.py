@@ -12,25 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from examples.host import machine
 from radix import Ledger, Tenancy, check_ledger
 
 PROMPT, PREFIX, GROUP = 1000, 200, 10
 BATCH = 8  # requests in a pass
 DECODE_ROWS, GROWTH = 256, 16  # rows of a decode step; tokens they grow to before they start afresh
 PASSES = 400
-
-
-def machine() -> str:
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def best_us(
@@ -159,12 +152,11 @@ def main() -> None:
     figures = {size: measure(size) for size in (small, large)}
     result = {
         "benchmark": "radix",
-        "machine": machine(),
-        "load_average": os.getloadavg()[0],
         "page_size": 1,
         "cached_10k": {name: round(value, 3) for name, value in figures[small].items()},
         "cached_1m": {name: round(value, 3) for name, value in figures[large].items()},
         "ratio": {name: round(figures[large][name] / value, 2) for name, value in figures[small].items()},
+        "machine": machine(),
     }
     print(json.dumps(result))
 
