@@ -5,7 +5,8 @@ so a step costs the host one small upload and two launches. A batch takes the ne
 many work on a spare row of the tables and the spare page. Some sizes have a second forward, for rows that share
 prefixes.
 
-Shapes: B rows of a graph, W this rank's part of the vocabulary, M items of work.
+Shapes: B rows of a graph, N tokens of a step, W this rank's part of the vocabulary, M items of work; R rows and P
+positions of the tables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """L4, each rank: the executor of a GPU. Owns the K/V pool, the row tables, the sampler, and the streams they work on.
 
 A step is launched and not waited for: its forward on one stream, the copy of its tokens to the host on another, so that
-the next forward follows at once. Decode batches replay CUDA graphs; prompts, alone or mixed with decode rows, are
-launched kernel by kernel.
+the next forward follows at once. Decode batches replay CUDA graphs; prompts, alone or mixed with decode rows, graphs of
+what lies between two attention calls, up to a size from which on they are launched kernel by kernel.
+
+Shapes: N tokens, B rows, S sampled tokens, V vocabulary, W this rank's part of it, L tokens whose logits are wanted, D
+hidden size; R rows and P positions of the tables.
 """
 
 from __future__ import annotations

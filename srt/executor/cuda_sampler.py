@@ -4,7 +4,7 @@ Most batches want nothing but a temperature and perhaps a grammar's mask: they t
 The others take the kernels of edits and filters before.
 
 Shapes: R table rows, S sampled tokens, V tokens that exist, W of this rank's part of the vocabulary, P positions,
-C parameters, K candidates, M edits.
+C parameters, M edits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """L4, each rank: the tensors of one step, built once from the plan and the tables and read by every layer.
 
-Shapes: N tokens, B rows, R decode rows, L positions up to the longest decode row, P positions of a chunk's row.
+Shapes: N tokens, B rows; R rows and P positions of the tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from srt.scheduler.schedule_batch import ScheduleBatch
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """Tokens in the plan's order: R decode rows, one token each, then the prompt chunks one after the other."""
+    """Tokens in the plan's order: decode rows, one token each, then those with a draft and prompt chunks."""
 
     ids_N: torch.Tensor
     positions_N: torch.Tensor

@@ -4,7 +4,7 @@ Steps never wait for a copy to the host: a kernel gathers what goes there, and c
 back a step does wait for, on the device. All copies follow each other on one stream, in the order of the steps, so a
 slot of host memory is read and written in the ledger's order.
 
-Shapes: L layers, G key/value heads of this rank, C head_dim, T slots, N tokens.
+Shapes: L layers, G key/value heads of this rank, C head_dim, T slots.
 """
 
 from __future__ import annotations

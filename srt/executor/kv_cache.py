@@ -1,6 +1,6 @@
 """L4, each rank: the bytes of every cached token's keys and values. Which slot holds what is the ledger's business.
 
-Shapes: T slots, G key/value heads of this rank, C head_dim, N tokens.
+Shapes: T slots, G key/value heads of this rank, S = 2 G keys and values, C head_dim, N tokens.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Attention's schedule depends on the batch's rows, all the rest on the number of 
 what lies between two attention calls, and a step launches them in turn; it takes the next larger number of tokens, and
 those that are too many work on position 0 and the spare slot.
 
-Shapes: N tokens of a graph, D hidden size, H query heads, C head_dim.
+Shapes: N tokens of a graph, D hidden size, H query heads, S heads of queries, keys and values, C head_dim, P positions,
+F = C / 2.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ the argmax of what is left plus Gumbel noise, which draws from the softmax (Madd
 to the lowest id. Equal logits at a filter's edge are all kept, so what a row keeps never depends on other rows.
 
 Shapes: S sampled tokens, of which a row has several where a draft is checked, V tokens that exist (the model's
-vocabulary may be padded beyond them), K candidates, M masks.
+vocabulary may be padded beyond them), L sampled tokens whose log-probabilities are wanted, M masks of W words; R rows
+and P positions of the token table.
 """
 
 from __future__ import annotations

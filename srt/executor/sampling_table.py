@@ -1,6 +1,6 @@
 """L4, each rank: the sampling parameters of every row, as arrays, so that a step picks its rows' by one index each.
 
-Shapes: R rows, S rows of a step that sample.
+Shapes: S sampled tokens of a step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """L4, each rank: what the executor knows of each row, kept between steps: its slots and its tokens.
 
-Shapes: R rows, P positions (context), B rows of a batch.
+Shapes: R rows, P positions (context), B rows of a batch, S tokens that it samples.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 them. Activations are float32. Callers ask whether it `serves` and have plain torch operations for when it does not.
 
 Shapes: N tokens, I input features, O output features, D normalised features, F features of the feed-forward block,
-S heads, H query heads, G key/value heads, C head_dim, T slots, P positions, R rows, V vocabulary,
-M masks of W words.
+S heads, H query heads, G key/value heads, C head_dim, T slots, R rows, X rows of the slot table with P positions,
+V vocabulary, M masks of W words.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ second launch joins the parts (Dao et al. 2023, "Flash-Decoding"). Lengths are r
 the host, and a CUDA graph holds any lengths.
 
 Shapes: B rows, H query heads, G key/value heads, Q = H / G, C head_dim, R table rows, P positions, T slots, M blocks,
-L positions of a block.
+L positions of a block, K parts of a row.
 """
 
 from __future__ import annotations

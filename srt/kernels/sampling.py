@@ -3,7 +3,8 @@
 The noise is the function of (seed, position, token id) that `srt/executor/noise.py` documents; a row's token depends on
 its own logits and parameters only, never on the batch.
 
-Shapes: S sampled rows, V columns of the logits, of which the first `num_tokens` exist, K parts that a row is cut into.
+Shapes: S sampled rows, V columns of the logits, of which the first `num_tokens` exist, K parts that a row is cut into;
+R ranks, or rows of the token table with P positions.
 """
 
 from __future__ import annotations

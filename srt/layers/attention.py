@@ -1,7 +1,7 @@
 """L4, each rank: the self-attention block around whatever computes attention over the paged K/V.
 
-Shapes: N tokens, D hidden size, H query heads and G key/value heads of this rank, C head_dim,
-E = H · C.
+Shapes: N tokens, D hidden size, H query heads and G key/value heads of this rank, S heads of queries, keys and values
+or of some of these, C head_dim, E = H · C, P positions, F = C / 2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """L4, each rank: token embedding and language-model head, both split over ranks by vocabulary.
 
-Shapes: N tokens, D hidden size, W vocabulary rows of this rank.
+Shapes: N tokens, D hidden size, V vocabulary, W rows of it of this rank, R ranks.
 """
 
 from __future__ import annotations

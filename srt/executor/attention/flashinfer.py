@@ -1,11 +1,12 @@
 """L4, each rank: attention of a GPU over its paged K/V, every kind of rows by the kernel that is fastest for it.
 
 Decode rows go through our own kernel, which reads K/V at nearly the rate of memory; what they share is read once for
-all of them by another, if that is worth a launch. Prompt chunks go through the one of
-FlashInfer (`fa3` on Hopper, else `fa2`), which is faster still on K/V that lie side by side, so unless a chunk is short
-and what it sees is long, these are first brought together, and widened if the cache is narrow.
+all of them by another, if that is worth a launch. Prompt chunks go through the one of FlashInfer (`fa3` on Hopper, else
+`fa2`), which is faster still on K/V that lie side by side, so unless a chunk is short and what it sees is long, these
+are first brought together, and widened if the cache is narrow.
 
-Shapes: N tokens, H query heads, G key/value heads, C head_dim, T slots; B rows of one kind, L positions they see.
+Shapes: N tokens, H query heads, G key/value heads, C head_dim, T slots; B rows of one kind, L positions they see,
+M items of work; S heads of queries, keys and values, F = C / 2; R rows and P positions of the slot table.
 """
 
 from __future__ import annotations

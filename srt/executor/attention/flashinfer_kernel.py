@@ -3,7 +3,7 @@
 FlashInfer's own wrappers have one pinned workspace each, which the next plan may overwrite before the copy of the last
 one has run, and they copy to the device what our kernels have there already; so this calls what is behind them.
 
-Shapes: N tokens, H query heads, G key/value heads, C head_dim, B rows.
+Shapes: N tokens, H query heads, G key/value heads, C head_dim, T slots, B rows, L positions side by side.
 """
 
 from __future__ import annotations
