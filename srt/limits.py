@@ -1,6 +1,6 @@
-"""Shared by the frontend and the scheduler: how long a request may be. Pure arithmetic.
+"""Shared, frontend: how long a request may be. Pure arithmetic.
 
-The frontend refuses with these formulas what admission could never serve, so nothing can wait for ever.
+What the scheduler's admission could never serve is refused by these formulas, so nothing can wait for ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""L2, each rank: the door of a scheduler process and its composition root, the one place that sees ledger and model.
+"""L2, each rank: the door of a scheduler process and its composition root, the one place that sees scheduler and model.
 
 `main` is what launch starts; `run` takes the maker of the executor, so that a benchmark can put a device of its own
 under the very same processes.
