@@ -127,11 +127,11 @@ CATALOGUE = (
     _count("saved_tokens_total", "tokens moved from the KV pool to host memory", "hicache_backup_tokens_total"),
     _count("restored_tokens_total", "tokens moved from host memory back to the KV pool", "load_back_tokens_total"),
     _everywhere(
-        "time_to_first_token_seconds", TTFT, "from `received` until the main process has the first token"
+        "time_to_first_token_seconds", TTFT, "from `received` until the frontend has the first token"
     ),
     _everywhere(
         "inter_token_latency_seconds", ITL,
-        "between tokens as the main process gets them; k tokens that come together count k times, with a k-th each",
+        "between tokens as the frontend gets them; k tokens that come together count k times, with a k-th each",
     ),
     _everywhere(
         "request_time_per_output_token_seconds", ITL,

@@ -38,7 +38,7 @@ STRETCHES = (
         "until the last token leaves for the detokenizer, once all ranks agree on it",
     ),
     ("detokenize", "released", "detokenized", "until the last token is text"),
-    ("deliver", "detokenized", "taken", "until the main process has that text"),
+    ("deliver", "detokenized", "taken", "until the frontend has that text"),
     ("write", "taken", "written", "until the last piece of the answer is about to be handed to the socket"),
 )
 """(name, from which mark, to which mark, what happens) in order: each begins where the last one ended."""
