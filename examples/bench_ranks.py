@@ -19,6 +19,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import msgspec
 import zmq
 
 from examples.host import machine
@@ -102,9 +103,10 @@ def run_rank(folder: str, rank: int, size: int, rows: int, steps: int) -> dict[s
 
     intake.next = next_or_stop
     if rank == 0:
+        sampling = SamplingParams(steps + WARM_UP, ignore_eos=True)
+        burst = [msgspec.msgpack.encode(NewRequest(rid, pack_ids([rid] * PROMPT), sampling)) for rid in range(rows)]
         sender = Sender(endpoints.leader, context)
-        for rid in range(rows):
-            sender.send(NewRequest(rid, pack_ids([rid] * PROMPT), SamplingParams(steps + WARM_UP, ignore_eos=True)))
+        sender.send(burst)
     scheduler.run()
     assert len(scheduler._planner.running) == rows
     ranks.close()
