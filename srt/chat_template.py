@@ -1,4 +1,4 @@
-"""Shared, main process: a chat's messages to the text that the model reads. No torch, no transformers.
+"""Shared, frontend: a chat's messages to the text that the model reads. No torch, no transformers.
 
 The dialect is the one that templates are written for: Jinja with blocks that eat the line around them, loop controls,
 `raise_exception`, `strftime_now` and a `tojson` that leaves text as it is. Templates come with the model and run in a

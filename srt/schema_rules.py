@@ -1,4 +1,4 @@
-"""Shared, main process: what of JSON Schema can be enforced exactly, keyword by keyword. No torch, no grammar library.
+"""Shared, frontend: what of JSON Schema can be enforced exactly, keyword by keyword. No torch, no grammar library.
 
 `rewrite` says a schema in keywords that the grammar library enforces: conditions and negations become alternatives, and
 what has no such form is refused by name. Rules hold for draft 4 to 2020-12.

@@ -1,4 +1,4 @@
-"""Shared, main process: what can be seen of JSON Schema's values and schemas without a grammar.
+"""Shared, frontend: what can be seen of JSON Schema's values and schemas without a grammar.
 
 `Comparison` says whether a value is an instance and whether two schemas exclude each other, or that it cannot be seen.
 """

@@ -1,4 +1,4 @@
-"""Shared, main process: the server's certificate."""
+"""Shared, frontend: the server's certificate."""
 
 from __future__ import annotations
 

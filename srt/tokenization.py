@@ -1,4 +1,4 @@
-"""Shared, main process: text to token ids. No torch, no transformers.
+"""Shared by frontend and scheduler: text to token ids. No torch, no transformers.
 
 `Tokenizer` wraps the `tokenizers` library; what a model adds around each text is found out once and then added here.
 """

@@ -1,4 +1,4 @@
-"""L5, main process: which of several engines serves a request. Owns an index of what each is thought to have cached.
+"""L5, frontend: which of several engines serves a request. Owns an index of what each is thought to have cached.
 
 The index is a radix tree as the engine's own, fed with the same token ids: a prompt when it is sent, an answer when it
 is over. Each engine is then asked what the request would cost there, in tokens of prompt to compute.

@@ -1,4 +1,4 @@
-"""L4's CPU side, each rank, and main process: grammars by llguidance. Loads no torch.
+"""L4's CPU side, each rank, and frontend: grammars by llguidance. Loads no torch.
 
 It works without a clock, so that all ranks and the front door see the same grammar pass or fail; its limits bound what
 one grammar may cost a step.
