@@ -153,7 +153,8 @@ class CudaRunner:
             if self._graphs is not None and self._graphs.hold(batch):
                 graph = self._graphs.forward(batch)
                 if batch.num_drafted:
-                    launched.logits_SW = self._graphs.logits_BW[self._sampled_tokens(batch)]
+                    (sampled_S,) = upload(self._device, batch.sampled_tokens)
+                    launched.logits_SW = self._graphs.logits_BW[sampled_S]
                 else:
                     launched.graph, launched.logits_SW = graph, self._graphs.logits_BW[: batch.num_rows]
             else:
@@ -206,12 +207,6 @@ class CudaRunner:
         if batch.num_samples == 0:
             return None, rated
         return self._model.head.of_own(hidden_LD[: batch.num_samples]), rated
-
-    def _sampled_tokens(self, plan: ScheduleBatch) -> torch.Tensor:
-        """Behind which of the step's tokens one is sampled."""
-        last_B = plan.length.cumsum() - plan.samples.cumsum()
-        (tokens_S,) = upload(self._device, np.arange(int(plan.samples.sum())) + last_B.repeat(plan.samples))
-        return tokens_S
 
     def _sample(self, launched: Launched, masks: TokenMasks | None) -> Sampled:
         plan, logits_SW = launched.plan, launched.logits_SW

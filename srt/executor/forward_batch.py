@@ -33,8 +33,7 @@ class ForwardBatch:
     @classmethod
     def build(cls, plan: ScheduleBatch, tables: RowTables) -> ForwardBatch:
         num_tokens = plan.num_tokens
-        end_B = np.cumsum(plan.length)
-        before_B = end_B - plan.length
+        before_B = np.cumsum(plan.length) - plan.length
         rows_N = np.repeat(plan.row, plan.length)
         positions_N = np.arange(num_tokens) + np.repeat(plan.start - before_B, plan.length)
         rated_B = plan.start + plan.length - plan.samples - plan.first_logit
@@ -42,8 +41,8 @@ class ForwardBatch:
         first_index_B = before_B + plan.first_logit - plan.start
         rated_indices = np.arange(int(rated_B.sum())) + np.repeat(first_index_B - rated_before_B, rated_B)
 
-        num_samples = int(plan.samples.sum())
-        sample_indices = np.arange(num_samples) + (end_B - plan.samples.cumsum()).repeat(plan.samples)
+        sample_indices = plan.sampled_tokens
+        num_samples = len(sample_indices)
 
         rows, positions, logits = upload(
             tables.slots_RP.device, rows_N, positions_N, np.concatenate([sample_indices, rated_indices])

@@ -99,6 +99,12 @@ class ScheduleBatch:
         return self.row.repeat(self.samples)
 
     @property
+    def sampled_tokens(self) -> np.ndarray:
+        """int64 [S], behind which of the step's tokens each is sampled."""
+        last = self.length.cumsum() - self.samples.cumsum()
+        return np.arange(int(self.samples.sum())) + last.repeat(self.samples)
+
+    @property
     def sampled_positions(self) -> np.ndarray:
         """int64 [S], where each sampled token will stand."""
         ends = self.start + self.length
