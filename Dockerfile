@@ -1,7 +1,4 @@
-# Lockstep on NVIDIA GPUs.
-#
-#   docker build -t lockstep .
-#   docker run --gpus all --shm-size 2g -p 30000:30000 -v lockstep-cache:/home/lockstep/.cache lockstep --model-path <hub id>
+# Lockstep on NVIDIA GPUs. README says how to build and run it.
 #
 # --shm-size: with --tp-size above 1, NCCL moves data between the GPUs' processes through /dev/shm, of which docker gives
 # 64 MB unless told otherwise. The volume keeps downloaded models and compiled kernels from one run to the next.
