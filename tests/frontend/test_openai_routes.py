@@ -15,7 +15,6 @@ from srt.messages import unpack_ids
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
-HI_PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 HI_IDS = [BOS, *b"user\nhi", EOS, *b"\n", BOS, *b"assistant\n"]
 
 
