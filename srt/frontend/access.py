@@ -6,7 +6,7 @@ import hmac
 from collections.abc import MutableMapping
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from srt.config import ServerConfig
 from srt.frontend.errors import RequestError
@@ -48,7 +48,7 @@ class Access:
 
     def _check_page(self, request: web.BaseRequest, is_admin: bool) -> None:
         """A page can have its reader's browser send requests to this machine, though it cannot read the answers."""
-        origin = request.headers.get("Origin")
+        origin = request.headers.get(hdrs.ORIGIN)
         if request.method in ("GET", "HEAD") and not is_admin:
             return
         if "*" not in self._origins and origin not in self._origins and _is_of_another_site(request, origin):
@@ -72,7 +72,7 @@ class Access:
 
     def mark(self, request: web.BaseRequest, headers: MutableMapping[str, str]) -> bool:
         """Lets a page's script read a response with these headers, if its origin is allowed."""
-        origin = request.headers.get("Origin")
+        origin = request.headers.get(hdrs.ORIGIN)
         if self._origins and "*" not in self._origins:
             headers["Vary"] = "Origin"  # also where it came from none of them: caches must not mix them up
         if origin is None or not ("*" in self._origins or origin in self._origins):

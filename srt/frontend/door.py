@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from aiohttp import web
+from multidict import istr
 
 from srt.frontend.access import Access
 from srt.frontend.answers import COMMON_HEADERS, Answer, Response
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ANTHROPIC_PATH = "/v1/messages"
 
+_X_REQUEST_ID, _TRACEPARENT = istr("X-Request-ID"), istr("traceparent")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -46,7 +48,7 @@ class Door:
 
     async def answer(self, request: web.Request) -> Response:
         """To any request, whatever happens."""
-        arrive(request.protocol.received, request.headers.get("traceparent", ""))
+        arrive(request.protocol.received, request.headers.get(_TRACEPARENT, ""))
         request[COMMON_HEADERS] = headers = self._headers(request)
         try:
             response = self._access.preflight(request) or await self._route(request).handler(request)
@@ -93,8 +95,8 @@ class Door:
         return {}
 
     def _headers(self, request: web.Request) -> dict[str, str]:
-        given = request.headers.get("X-Request-ID")
-        headers = {"X-Request-ID": given if given and _REQUEST_ID.fullmatch(given) else new_id("")}
+        given = request.headers.get(_X_REQUEST_ID)
+        headers = {_X_REQUEST_ID: given if given and _REQUEST_ID.fullmatch(given) else new_id("")}
         self._access.mark(request, headers)
         return headers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import ssl
@@ -92,8 +93,7 @@ class HttpServer:
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
 
-        def request(*parts: Any) -> web.Request:
-            return web.Request(*parts, loop, client_max_size=self._services.max_body)
+        request = functools.partial(web.Request, loop=loop, client_max_size=self._services.max_body)
 
         def connection() -> Connection:
             options = {"access_log": None, "logger": _log, "keepalive_timeout": IDLE_SECONDS}

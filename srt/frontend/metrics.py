@@ -164,6 +164,7 @@ class Metrics:
         stretches = next(metric for metric in CATALOGUE if metric.label == "stretch")
         self._stretches = {name: Histogram(stretches.buckets) for name in NAMES}
         self._written = bytearray()  # one WRITTEN after the other
+        self._handed: list[float] = []  # what `handed` was told of since these were observed
         self._ttft = self._histograms["time_to_first_token_seconds"]
         self._itl = self._histograms["inter_token_latency_seconds"]
         self._send = self._histograms["response_send_seconds"]
@@ -221,15 +222,17 @@ class Metrics:
 
     def handed(self, seconds: float) -> None:
         """The last byte of an answer is with the socket, so long after it was written."""
-        self._send.observe(seconds)
+        self._handed.append(seconds)
 
     def _catch_up(self) -> None:
         """Much at once costs little more than one, so it waits for this until somebody asks."""
         self._counters["generation_tokens_total"] = sum(engine.own[0] for engine in self.engines)
-        if self._written:
+        if self._written or self._handed:
             self._observe_written()
 
     def _observe_written(self) -> None:
+        self._send.observe_all(np.array(self._handed))
+        self._handed.clear()
         written, self._written = np.frombuffer(self._written).reshape(-1, len(MARKS) + 2), bytearray()
         marks, prompt, output = in_order(written[:, :-2]), *written[:, -2:].T
         for histogram, seconds in zip(self._stretches.values(), np.diff(marks).T, strict=True):

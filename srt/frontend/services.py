@@ -13,16 +13,16 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from srt.board import Board
 from srt.config import ServerConfig
 from srt.frontend.access import credential
-from srt.frontend.answers import Response, json_response, long_json_response
+from srt.frontend.answers import Answer, Response, json_response, long_json_response
 from srt.frontend.constraints import Constraints
 from srt.frontend.engines import Engines
 from srt.frontend.errors import RequestError
-from srt.frontend.generation import Collector, Prompt
+from srt.frontend.generation import Collector, Generation, Prompt
 from srt.frontend.house import House
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
@@ -121,7 +121,7 @@ class Services:
         if collector.size <= SMALL_ANSWER:
             response = json_response(form.body(generations, collector.answers))
         else:
-            response = await self._write(lambda: long_json_response(form.body(generations, collector.answers)))
+            response = await self._write(_long_response, form, generations, collector)
         timeline = generations[-1].timeline
         response.headers["x-lockstep-timeline"] = msgspec.json.encode(timeline.stretches()).decode()
         response.headers["x-lockstep-total"] = f"{timeline.written - timeline.received:.6f}"
@@ -134,14 +134,14 @@ class Services:
             await collector.done
         if collector.size <= SMALL_ANSWER:
             return form.body(generations, collector.answers)
-        return await self._write(lambda: form.body(generations, collector.answers))
+        return await self._write(_long_body, form, generations, collector)
 
-    async def _write(self, write: Callable[[], T]) -> T:
+    async def _write(self, write: Callable[..., T], *args: Any) -> T:
         """What takes long."""
         tally = self.manager.tally
         tally.take(1, None)  # or a server that stops would not wait for it
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.writers, write)
+            return await asyncio.get_running_loop().run_in_executor(self.writers, write, *args)
         finally:
             tally.give(1)
 
@@ -149,27 +149,26 @@ class Services:
         """The body as a `kind`, or what `make` makes of that. RequestError for one that is too big, no JSON or of
         another shape."""
         raw = await self.read_bytes(request)
-
-        def read() -> Any:
-            body = decode(raw, kind)
-            return body if make is None else make(body)
-
-        body = read() if len(raw) <= SMALL_BODY else await self.words.in_thread(read)
+        if len(raw) <= SMALL_BODY:
+            body = _made(raw, kind, make)
+        else:
+            body = await self.words.in_thread(_made, raw, kind, make)
         arrival().parsed = time.monotonic()
         return body
 
     async def read_bytes(self, request: web.Request) -> bytes:
         """A body that says it is too big, or encoded as none that is read here, is refused before it is read."""
-        if request.headers.get("Content-Encoding", "").lower() not in ENCODINGS:
+        if request.headers.get(hdrs.CONTENT_ENCODING, "").lower() not in ENCODINGS:
             raise wrongly_encoded()
-        if request.content.is_eof():  # it is all here, and need not be awaited
-            raw = request.content.read_nowait()
+        content = request.content
+        if content.is_eof():  # it is all here, and need not be awaited
+            raw = content.read_nowait()
             if len(raw) > self.max_body:
                 raise too_big(self.max_body)
             return raw
         if (request.content_length or 0) > self.max_body:
             raise too_big(self.max_body)
-        expected = request.headers.get("Expect", "") if request.version >= HttpVersion11 else ""
+        expected = request.headers.get(hdrs.EXPECT, "") if request.version >= HttpVersion11 else ""
         if expected.lower() == "100-continue":  # it comes when the client is told that it may
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
@@ -178,6 +177,19 @@ class Services:
             raise RequestError(
                 f"The body did not come within {BODY_SECONDS:.0f} seconds.", status=408, code="request_timeout"
             ) from None
+
+
+def _made(raw: bytes, kind: type, make: Callable[[Any], Any] | None) -> Any:
+    body = decode(raw, kind)
+    return body if make is None else make(body)
+
+
+def _long_body(form: Format, generations: Sequence[Generation], collector: Collector) -> Any:
+    return form.body(generations, collector.answers)
+
+
+def _long_response(form: Format, generations: Sequence[Generation], collector: Collector) -> Answer:
+    return long_json_response(form.body(generations, collector.answers))
 
 
 def too_big(limit: int) -> RequestError:
