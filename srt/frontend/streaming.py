@@ -31,6 +31,7 @@ CUT_SECONDS = 10.0  # for its client to read why; then its connection ends, too
 
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"
+TOO_SLOW = RequestError("The client reads too slowly.", status=503)
 
 
 class Format(Protocol):
@@ -53,132 +54,146 @@ def error_event(error: RequestError) -> bytes:
     return b"data: %b\n\n%b" % (error.body(), DONE)
 
 
-class Stream:
-    def __init__(self, form: Format, metrics: Metrics, manager: TokenizerManager) -> None:
-        loop = asyncio.get_running_loop()
-        self.started: asyncio.Future[None] = loop.create_future()  # the first delta is there, or the error
-        self.done: asyncio.Future[None] = loop.create_future()
+class Backlog:
+    """What of a stream waits to be written: each choice's deltas, in their order."""
+
+    def __init__(self, form: Format, metrics: Metrics) -> None:
+        self.size = 0  # as HARD_LIMIT counts
         self._form = form
         self._metrics = metrics
+        self._waiting: dict[Generation, list[TextDelta]] = {}
+
+    def add(self, generation: Generation, delta: TextDelta) -> None:
+        self._waiting.setdefault(generation, []).append(delta)
+        self.size += 1 if delta.logprobs is None and delta.prompt_logprobs is None else _size(delta)
+
+    def clear(self) -> None:
+        self.size, self._waiting = 0, {}
+
+    def take(self) -> bytes:
+        """The events of all that waits, or of as much of it as may be written in one turn."""
+        is_much, waiting = self.size > TURN, self._waiting
+        self.clear()
+        events, written, room = [], 0, TURN
+        for generation, deltas in waiting.items():
+            rest: Sequence[TextDelta] = ()
+            if is_much:
+                count, room = _fitting(deltas, room)
+                deltas, rest = deltas[:count], deltas[count:]
+            if deltas:
+                if deltas[-1].finish is not None:
+                    self._metrics.written(generation, time.monotonic())
+                event = self._form.events(generation, join(deltas))
+                events.append(event)
+                written += len(event)
+                if written >= PIECE:
+                    is_much, room = True, 0
+            if rest:
+                self._waiting[generation] = rest
+                self.size += sum(map(_size, rest))
+        return b"".join(events)
+
+
+class Stream:
+    """`respond` writes the head and the first events, `flush` what is behind them."""
+
+    def __init__(self, form: Format, metrics: Metrics, manager: TokenizerManager) -> None:
+        loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = loop.create_future()  # the first delta is there, or the error
+        self._over: asyncio.Future[None] = loop.create_future()  # the last one is there, or an error instead
+        self._form = form
         self._manager = manager
         self._generations: Sequence[Generation] = ()
-        self._unfinished = 0
-        self._transport: asyncio.Transport | None = None
+        self._unfinished = 0  # of these, from which more will come
+        self._backlog = Backlog(form, metrics)
+        self._error: RequestError | None = None  # with which the answer ends instead of its tail
+        self._transport: asyncio.Transport | None = None  # from the first events' end to the answer's
         self._chunked = False
-        self._waiting: dict[Generation, list[TextDelta]] = {}
-        self._num_waiting = 0  # as HARD_LIMIT counts
-        self._error = b""
-        self._cut = False
         self._is_behind = False  # the next turn of the event loop will write more of what waits
-        self._ended = False
 
     async def respond(self, request: web.Request, prompts: Sequence[Prompt]) -> Response:
         """The whole life of a streaming request. RequestError as long as nothing was sent."""
         with self._manager.running(prompts, self) as generations:
             self._generations = generations
             self._unfinished = len(generations)
-            await self.started
-            first = self._take_events()  # what cannot be written is an error yet, and no cut stream
+            await self._started
+            first = self._backlog.take()  # what cannot be written is an error yet, and no cut stream
             response = web.StreamResponse(headers={**HEADERS, **request[COMMON_HEADERS]})
             self._chunked = request.version >= HttpVersion11
             if not self._chunked:  # nothing else tells where it ends
                 response.force_close()
             await response.prepare(request)
             await request.writer.write(first, drain=False)  # not awaited: who never reads it must be cut off, too
-            self._transport = request.transport
-            self._write_soon()  # not here: what may be nested as deep as the stack allows finds more room there
-            await self.done
+            self._transport = transport = request.transport
+            self._write_soon()
+            await self._over
             with contextlib.suppress(ConnectionError):  # the client has left
-                await self._write_rest(request)
-        if self._cut:
+                while self._transport is not None:  # what waits yet goes out as fast as the client reads
+                    self._write_soon()
+                    await asyncio.sleep(0)
+                    if self._backlog.size:
+                        await request.writer.drain()
+        if self._error is TOO_SLOW:
             response.force_close()
-        try:
-            await asyncio.wait_for(response.write_eof(), CUT_SECONDS if self._cut else None)
-        except asyncio.TimeoutError:
-            self._transport.abort()
-        except ConnectionError:
-            pass
+            asyncio.get_running_loop().call_later(CUT_SECONDS, transport.abort)
+        with contextlib.suppress(ConnectionError):
+            await response.write_eof()
         return response
 
     def feed(self, generation: Generation, delta: TextDelta) -> None:
+        if not self._unfinished:  # there was an error
+            return
         if delta.finish is not None:
             if error := error_of(delta.finish):
                 self.fail(error)
+                return
             self._unfinished -= 1
-        if self._error:
-            return
-        if generation in self._waiting:
-            self._waiting[generation].append(delta)
-        else:
-            self._waiting[generation] = [delta]
-        self._num_waiting += _size(delta)
-        if self._transport is None and not self.started.done():
-            self.started.set_result(None)
+            if not self._unfinished:
+                self._end()
+        self._backlog.add(generation, delta)
+        if self._transport is None and not self._started.done():
+            self._started.set_result(None)
 
     def flush(self) -> None:
         transport = self._transport
-        if transport is None or self._is_behind or self._ended:
+        if transport is None or self._is_behind:
             return
-        over = bool(self._error) or not self._unfinished
-        if not over and transport.get_write_buffer_size() > SOFT_LIMIT:
-            if self._num_waiting > HARD_LIMIT:
-                self._cut = True
-                self._waiting = {}
-                transport.set_write_buffer_limits(0)  # then the answer's end is awaited however little is unsent
-                self.fail(RequestError("The client reads too slowly.", status=503))
+        if self._unfinished and transport.get_write_buffer_size() > SOFT_LIMIT:
+            if self._backlog.size > HARD_LIMIT:
+                self._backlog.clear()
+                self.fail(TOO_SLOW)
             return
-        data = self._take_events()
-        if over and not self._waiting:
-            data += self._error or self._form.tail(self._generations)  # if this fails, an error shall be the end
-            self._ended = True
+        data = self._backlog.take()
+        if not self._unfinished and not self._backlog.size:
+            data += self._form.tail(self._generations) if self._error is None else self._form.failure(self._error)
+            self._transport = None  # only now: if the tail cannot be written, an error shall be the end
         if data and not transport.is_closing():
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        if over and not self.done.done():
-            self.done.set_result(None)
-        elif self._waiting and not over:
+        if self._unfinished and self._backlog.size:
             self._write_soon()
 
     def fail(self, error: RequestError) -> None:
-        if not self.started.done():
-            self.started.set_exception(error)
-        elif not self._error:
-            self._error = self._form.failure(error)
-            self.flush()
+        if not self._started.done():
+            self._started.set_exception(error)
+        elif self._error is None:
+            self._error = error
+            self._end()
+
+    def _end(self) -> None:
+        """Nothing more will come."""
+        self._unfinished = 0
+        if not self._over.done():
+            self._over.set_result(None)
 
     def _write_soon(self) -> None:
-        self._is_behind = True
-        asyncio.get_running_loop().call_soon(self._write_now)
+        """In the next turn of the event loop, where what may be nested as deep as the stack allows finds more room."""
+        if not self._is_behind:
+            self._is_behind = True
+            asyncio.get_running_loop().call_soon(self._write_now)
 
     def _write_now(self) -> None:
         self._is_behind = False
         self._manager.flush((self,))
-
-    async def _write_rest(self, request: web.Request) -> None:
-        """What waits yet when all has come, as fast as the client reads."""
-        while not self._ended:
-            await request.writer.drain()
-            await asyncio.sleep(0)
-            self._manager.flush((self,))
-
-    def _take_events(self) -> bytes:
-        """What waits, or as much of it as may be written in one turn."""
-        is_much = self._num_waiting > TURN
-        waiting, self._waiting, self._num_waiting = self._waiting, {}, 0
-        events, written, room = [], 0, TURN
-        for generation, deltas in waiting.items():
-            rest: Sequence[TextDelta] = ()
-            if is_much or written >= PIECE:
-                count, room = _fitting(deltas, 0 if written >= PIECE else room)
-                deltas, rest = deltas[:count], deltas[count:]
-            if deltas:
-                if deltas[-1].finish is not None:
-                    self._metrics.written(generation, time.monotonic())
-                events.append(self._form.events(generation, join(deltas)))
-                written += len(events[-1])
-            if rest:
-                self._waiting[generation] = rest
-                self._num_waiting += sum(map(_size, rest))
-        return b"".join(events)
 
 
 def _size(delta: TextDelta) -> int:

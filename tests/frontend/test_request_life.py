@@ -513,6 +513,25 @@ def test_an_answer_that_cannot_be_written_harms_no_other(server, threads, monkey
     assert "".join(event["choices"][0]["text"] for event in good.result()) == "ab" * 50
 
 
+def test_what_cannot_be_written_keeps_no_other_from_ending(server, monkeypatch):
+    events = completions.CompletionFormat.events
+
+    def breaks_on_bad(self, generation, delta):
+        assert "!" not in delta.text
+        return events(self, generation, delta)
+
+    monkeypatch.setattr(completions.CompletionFormat, "events", breaks_on_bad)
+    monkeypatch.setattr(streaming, "SOFT_LIMIT", -1)
+    server.engine.hold_at = 3
+    streams = [server.open_stream(COMPLETIONS, {**LONG, "prompt": prompt}) for prompt in ("abc!", "abcd")]
+    server.engine.hold_at = 4
+    server.wait_for(lambda: all(one.completion_tokens == 4 for one in server.services.manager.live))
+    server.call(server.frontend.cut)
+    for sock, data in streams:
+        with sock:
+            assert "was stopped" in events_of(rest_of(sock, data))[-1]["error"]["message"]
+
+
 def test_a_tail_that_cannot_be_written_is_an_error(server, monkeypatch):
     def breaks(self, generations):
         raise RecursionError

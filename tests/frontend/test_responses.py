@@ -7,6 +7,7 @@ import pytest
 from frontend_harness import MODEL, Server
 from pydantic import BaseModel
 
+from srt.frontend import streaming
 from srt.frontend.openai import responses
 from srt.frontend.openai.responses import Store, Stored, input_messages
 from srt.frontend.openai.responses_protocol import Item
@@ -187,6 +188,16 @@ def test_ends(server, client):
     events = list(client.responses.create(model=MODEL, input="hi", stream=True))
     assert events[-1].type == "response.failed"
     assert events[-1].response.error.message == "out of luck"
+
+
+def test_an_error_comes_behind_what_waited(server, client, monkeypatch):
+    monkeypatch.setattr(streaming, "SOFT_LIMIT", -1)
+    said(server, "Hello!")
+    server.engine.fail_status, server.engine.fail_after = 500, 4
+    events = list(client.responses.create(model=MODEL, input="hi", stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.output_text == "Hell"
 
 
 def test_a_schema(server, client):
