@@ -3,17 +3,10 @@
 import json
 
 import pytest
-from frontend_harness import Server
 
 from srt.observe import anatomy
 from srt.observe.anatomy import WIRE, Sample, Split
 from srt.observe.timeline import NAMES
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("s")) as running:
-        yield running
 
 
 @pytest.mark.parametrize("more", [[], ["--stream"]])

@@ -6,6 +6,8 @@ import anthropic
 import pytest
 from frontend_harness import EOS, MODEL, Server
 
+pytestmark = pytest.mark.usefixtures("quiet_engine")
+
 TOOL = {
     "name": "weather",
     "description": "Of a town.",
@@ -26,12 +28,6 @@ def server(tmp_path_factory):
 def client(server):
     with anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="secret", max_retries=0) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def quiet_engine(server):
-    yield
-    server.engine.reset()
 
 
 def said(server, text):

@@ -16,12 +16,6 @@ CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/gener
 HI = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("s")) as running:
-        yield running
-
-
 def refused(server, path, body, status=400, mentions=None):
     got, headers, raw = server.request("POST", path, body)
     assert got == status, raw[:300]

@@ -5,7 +5,6 @@ import json
 import threading
 
 import pytest
-from frontend_harness import Server
 
 from srt.frontend.constraints import Constraints, Form
 from srt.messages import Grammar
@@ -18,12 +17,6 @@ TAG = {
     "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
     "triggers": ["<f"],
 }
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("constraints")) as server:
-        yield server
 
 
 def sent(server, path, body):

@@ -1,27 +1,17 @@
 """/generate over a real socket: single and batch, ids and words, in one piece and streamed."""
 
 import pytest
-from frontend_harness import EOS, Server
+from frontend_harness import EOS
 
 from srt.frontend.protocol import GenerateRequest, NativeSampling
 from srt.messages import unpack_ids
+
+pytestmark = pytest.mark.usefixtures("quiet_engine")
 
 META = {
     "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens",
     "completion_tokens", "cached_tokens", "dp_rank", "response_sent_to_client_ts",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("s")) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quiet_engine(server):
-    yield
-    server.engine.reset()
 
 
 def generate(server, max_new_tokens=3, sampling=None, **body):

@@ -8,6 +8,8 @@ from frontend_harness import MODEL, Server
 import srt.frontend.management as management
 from srt.board import Phase
 
+pytestmark = pytest.mark.usefixtures("quiet_engine")
+
 KEY = "k-test-123"
 AUTH = {"Authorization": f"Bearer {KEY}"}
 
@@ -16,12 +18,6 @@ AUTH = {"Authorization": f"Bearer {KEY}"}
 def server(tmp_path_factory):
     with Server(tmp_path_factory.mktemp("s"), max_running_requests=8) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def quiet_engine(server):
-    yield
-    server.engine.reset()
 
 
 def metric(server, name):

@@ -6,28 +6,18 @@ import socket
 
 import openai
 import pytest
-from frontend_harness import BOS, EOS, MODEL, Server
+from frontend_harness import BOS, EOS, MODEL
 
 from srt.frontend.protocol import ChatRequest, CompletionRequest
 from srt.frontend.sampling import mix_seed
 from srt.messages import unpack_ids
 
+pytestmark = pytest.mark.usefixtures("quiet_engine")
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 HI_IDS = [BOS, *b"user\nhi", EOS, *b"\n", BOS, *b"assistant\n"]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("s")) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quiet_engine(server):
-    yield
-    server.engine.reset()
 
 
 def sent(server):

@@ -28,12 +28,6 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("s")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def document(server):
     return server.get("/openapi.json")[1]
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from frontend_harness import Server
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 PRINTED_PORT = ":30000"
@@ -16,12 +15,6 @@ PRINTED_PORT = ":30000"
 def blocks(language, mark):
     found = re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     return [block for block in found if mark in block]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("s")) as running:
-        yield running
 
 
 def run(server, *command):

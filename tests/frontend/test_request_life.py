@@ -24,12 +24,6 @@ HI = [{"role": "user", "content": "hi"}]
 LONG = {"prompt": "ab", "max_tokens": 1000, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("s")) as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
 def tidy(server):
     """Whatever a test does, nothing is left of it."""

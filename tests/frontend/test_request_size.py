@@ -9,22 +9,10 @@ from frontend_harness import Server, events_of, send_request
 from srt.frontend import answers, generation, services, streaming
 from srt.frontend.native import GenerateFormat
 
+pytestmark = pytest.mark.usefixtures("quiet_engine")
+
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HI = [{"role": "user", "content": "a"}]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("s")) as running:
-        yield running
-
-
-@pytest.fixture
-def server(running):
-    running.engine.reset()
-    return running
-
-
 MANY = {"prompt": ["a"] * 32, "n": 128, "max_tokens": 1}
 LONG = [97] * 1000
 RATED = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 128, "sampling_params": {}}

@@ -12,6 +12,8 @@ from srt.frontend.openai import responses
 from srt.frontend.openai.responses import Store, Stored, input_messages
 from srt.frontend.openai.responses_protocol import Item
 
+pytestmark = pytest.mark.usefixtures("quiet_engine")
+
 TOOL = {
     "type": "function",
     "name": "weather",
@@ -33,12 +35,6 @@ def server(tmp_path_factory):
 def client(server):
     with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="one", max_retries=0) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def quiet_engine(server):
-    yield
-    server.engine.reset()
 
 
 def said(server, text):

@@ -13,6 +13,8 @@ from frontend_harness import Server, events_of
 
 from srt.observe.timeline import MARKS, NAMES, Timeline
 
+pytestmark = pytest.mark.usefixtures("quiet_engine")
+
 SAMPLING = {"max_new_tokens": 3, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -21,12 +23,6 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 def server(tmp_path_factory):
     with Server(tmp_path_factory.mktemp("s"), metrics_names="lockstep,sglang,vllm") as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def quiet_engine(server):
-    yield
-    server.engine.reset()
 
 
 def check(timeline, wall):
