@@ -14,7 +14,7 @@ from srt.frontend.sampling import SamplingSpec
 from srt.messages import Finish, Grammar, Ids, TextDelta, TokenLogprobs, joined
 from srt.observe.timeline import Arrival, Timeline
 
-MAX_RATINGS = 2**22  # log-probabilities of an answer in one piece
+MAX_RATINGS = 2**22  # log-probabilities of an answer that are kept until it ends
 RATINGS_PER_DELTA = 16  # which take as long to write, and as much memory until then, as a delta without any
 
 
@@ -103,6 +103,14 @@ def ratings(delta: TextDelta) -> int:
     return sum(map(_ratings, (delta.logprobs, delta.prompt_logprobs)))
 
 
+def too_many_ratings(what: str, most: int, remedy: str) -> RequestError:
+    return RequestError(
+        f"{what} has more than {most} log-probabilities, alternatives and those of the prompt included; ask for fewer "
+        f"alternatives, tokens or choices in one request, or set {remedy}.",
+        param="stream",
+    )
+
+
 def _ratings(logprobs: TokenLogprobs | None) -> int:
     if logprobs is None or not logprobs.chosen:
         return 0
@@ -136,7 +144,7 @@ class Collector:
         if delta.logprobs is not None or delta.prompt_logprobs is not None:
             self._ratings += ratings(delta)
             if self._ratings > MAX_RATINGS:
-                self.fail(_too_many_ratings())
+                self.fail(too_many_ratings("The answer", MAX_RATINGS, "`stream`: true"))
         if delta.finish is None:
             return
         self._unfinished -= 1
@@ -149,10 +157,3 @@ class Collector:
     def fail(self, error: RequestError) -> None:
         if not self.done.done():
             self.done.set_exception(error)
-
-
-def _too_many_ratings() -> RequestError:
-    return RequestError(
-        f"The answer has more than {MAX_RATINGS} log-probabilities, alternatives included; ask for fewer alternatives, "
-        "tokens or choices in one request, or set `stream`: true."
-    )

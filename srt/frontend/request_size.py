@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from srt.frontend.errors import RequestError
-from srt.frontend.generation import Prompt
+from srt.frontend.generation import MAX_RATINGS, Prompt, too_many_ratings
 from srt.frontend.sampling import MAX_PROMPT_RATINGS
 from srt.limits import Limits
 
@@ -17,7 +17,6 @@ MAX_GENERATIONS = 4096
 MAX_COPIED_BYTES = 2**25  # of grammars, stop strings and lists of tokens: the longest grammar 128 times
 MAX_PROMPT_TOKENS = 2**26  # 256 MB
 MAX_EVENT_RATINGS = 2**18  # one event's, about 8 MB
-MAX_STREAMED_RATINGS = 2**22  # that are kept to be repeated
 
 
 def check_size(prompts: Sequence[Prompt], total: int) -> None:
@@ -63,14 +62,6 @@ def check_streamed(prompts: Sequence[Prompt], limits: Limits, *, cumulative: boo
             ratings += spec.ratings_each * min(length, limits.max_new_tokens(prompt.num_tokens))
             kept += spec.n * ratings
         if ratings > MAX_EVENT_RATINGS:
-            raise _too_many(ratings, "An event of this stream", MAX_EVENT_RATINGS)
-    if kept > MAX_STREAMED_RATINGS:
-        raise _too_many(kept, "The events of this stream", MAX_STREAMED_RATINGS)
-
-
-def _too_many(ratings: int, where: str, most: int) -> RequestError:
-    return RequestError(
-        f"{where} would have {ratings} log-probabilities, alternatives and those of the prompt included, more than "
-        f"{most}; ask for fewer alternatives, tokens or choices, or set `stream`: false.",
-        param="stream",
-    )
+            raise too_many_ratings("An event of this stream", MAX_EVENT_RATINGS, "`stream`: false")
+    if kept > MAX_RATINGS:
+        raise too_many_ratings("This stream", MAX_RATINGS, "`stream`: false")
