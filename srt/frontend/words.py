@@ -27,6 +27,7 @@ from srt.observe.timeline import arrival
 from srt.tokenization import Tokenizer
 
 SHORT_TEXT = 400  # characters, about 0.1 ms
+SHORT_CHAT = 8  # messages, which together are a short text
 MAX_PROMPTS = 2048  # of one HTTP request
 
 _SHAPE = re.compile(rb"\s*(\[?)\s*([\"\[]?)")
@@ -77,7 +78,7 @@ class Words:
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Ids]:
         """One prompt per text. An empty one becomes the BOS token; RequestError if the model has none."""
-        if sum(map(len, texts)) <= SHORT_TEXT:
+        if _length(texts) <= SHORT_TEXT:
             prompts = [self._encode(text, add_special_tokens) for text in texts]
         else:
             encode = functools.partial(self._encode, add_special_tokens=add_special_tokens)
@@ -116,7 +117,7 @@ class Words:
                 ids += self._pack(self.tokenizer.encode(text[length:], False))
             return ChatPrompt(text, ids, namespace)
 
-        prompt = await self.in_thread(render_and_encode)
+        prompt = render_and_encode() if _is_short(messages, tools) else await self.in_thread(render_and_encode)
         arrived.tokenized = time.monotonic()
         return prompt
 
@@ -168,6 +169,18 @@ class Words:
         if self.tokenizer.vocab_size > self.vocab_size and np.frombuffer(packed, np.int32).max() >= self.vocab_size:
             raise RequestError("The prompt has a token that the tokenizer knows but the model does not.")
         return packed
+
+
+def _is_short(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether a chat is quicker rendered than handed to a thread."""
+    if tools or len(messages) > SHORT_CHAT:
+        return False
+    texts = [message.content or "" for message in messages if not message.tool_calls]
+    return len(texts) == len(messages) and all(isinstance(text, str) for text in texts) and _length(texts) <= SHORT_TEXT
+
+
+def _length(texts: Sequence[str]) -> int:
+    return sum(map(len, texts))
 
 
 def prompt_texts_or_ids(raw: msgspec.Raw, param: str, vocab_size: int) -> tuple[list[str], list[Ids], bool]:

@@ -58,10 +58,11 @@ class Chat:
         marks = answer.reasoning
         end_token = None if marks is None else services.words.tokenizer.token_id(marks.end)
         form = constraint(form_of(body), tools, answer, end_token)
-        answer = dataclasses.replace(answer, constrained=form is not None)
+        if form is not None:
+            answer = answer._replace(constrained=True)
         if changed := self._changed_fields(spec, tools, answer):
             spec = dataclasses.replace(spec, fields={**spec.fields, **changed})
-        grammar = await services.constraints.grammar(form)
+        grammar = None if form is None else await services.constraints.grammar(form)
         is_named = bool(body.rid or body.request_id)
         prompt = Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar, is_named=is_named)
         return ChatCall(prompt, chat, answer)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from srt.frontend.parsing.pieces import Content, Piece, Reasoning
 from srt.frontend.parsing.reasoning import ReasoningFormat, ReasoningParser, count_tokens
 from srt.frontend.parsing.tool_calls import CallFormat
 
 
-@dataclass(frozen=True)
-class AnswerFormat:
+class AnswerFormat(NamedTuple):
     """How to read the answers to one prompt."""
 
     prompt: str  # its text
