@@ -104,9 +104,10 @@ class Door:
         if error.status == 413:
             return too_big(self._services.max_body)
         if error.status == 404:
-            return RequestError("There is no such route.", status=404, code="route_not_found")
-        if error.status == 405:
-            return RequestError("This route does not take this method.", status=405, code="method_not_allowed")
+            return RequestError("There is no such route; /docs shows all.", status=404, code="route_not_found")
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            sentence = f"This route takes {' or '.join(sorted(error.allowed_methods))}, not {error.method}."
+            return RequestError(sentence, status=405, code="method_not_allowed")
         return RequestError(error.reason, status=error.status)
 
 
