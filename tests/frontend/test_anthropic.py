@@ -150,6 +150,9 @@ def test_refusals(server, client, body, mentions):
         client.post("/v1/messages", body=asked, cast_to=object)
     assert caught.value.body["type"] == "error"
     assert caught.value.body["error"]["type"] == "invalid_request_error"
+    if "tools" in body:
+        with pytest.raises(anthropic.BadRequestError, match=mentions):
+            client.post("/v1/messages/count_tokens", body={"messages": HI, **body}, cast_to=object)
 
 
 def test_other_errors(server, client):

@@ -39,7 +39,8 @@ class Messages:
     async def count_tokens(self, request: web.Request) -> Answer:
         services = self._services
         chat: ChatRequest = await services.read(request, CountTokensRequest, prompt_request)
-        prompt = await self._chat.prompt(chat, services.owner(request))
+        with renaming(NAMES):
+            prompt = await self._chat.prompt(chat, services.owner(request))
         return json_response({"input_tokens": len(prompt.ids) // 4})
 
 
