@@ -11,13 +11,13 @@ import time
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError
 
 from srt.frontend.answers import Answer
 from srt.frontend.door import Door
 from srt.frontend.errors import RequestError
 from srt.frontend.metrics import Metrics
-from srt.frontend.services import Services, wrongly_encoded
+from srt.frontend.services import Services
 from srt.observe.timeline import arrival
 
 IDLE_SECONDS = 75.0
@@ -76,8 +76,6 @@ class Connection(web.RequestHandler):
         fault = "The request is not HTTP that this server reads." if status < 500 else "The server made a mistake."
         detail = [f"{line.rstrip(':. ')}." for line in (message or "").strip().splitlines()[:1]]
         error = RequestError(" ".join([fault, *detail]), status=status, code="malformed_http")
-        if isinstance(exc, ContentEncodingError):  # aiohttp would read it, with one more package
-            error = wrongly_encoded()
         response = Answer(error.body(), error.status)
         response.force_close()
         return response
@@ -96,7 +94,7 @@ class HttpServer:
         request = functools.partial(web.Request, loop=loop, client_max_size=self._services.max_body)
 
         def connection() -> Connection:
-            options = {"access_log": None, "logger": _log, "keepalive_timeout": IDLE_SECONDS}
+            options = {"access_log": None, "logger": _log, "keepalive_timeout": IDLE_SECONDS, "auto_decompress": False}
             return Connection(server, self._services.metrics, loop=loop, **options)
 
         server = web.Server(self._door.answer, request_factory=request, handler_cancellation=True)

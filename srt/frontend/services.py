@@ -19,6 +19,7 @@ from srt.board import Board
 from srt.config import ServerConfig
 from srt.frontend.access import credential
 from srt.frontend.answers import Answer, Response, json_response, long_json_response
+from srt.frontend.compression import ENCODINGS, decompress
 from srt.frontend.constraints import Constraints
 from srt.frontend.engines import Engines
 from srt.frontend.errors import RequestError
@@ -40,7 +41,6 @@ from srt.observe.timeline import arrival
 SMALL_BODY = 64 * 1024  # bytes decoded on the spot
 SMALL_ANSWER = 2048  # as Collector counts, written on the spot
 BODY_SECONDS = 60.0  # for a body to come
-ENCODINGS = ("", "identity", "gzip", "deflate")
 MAX_RID = 256
 ID = web.RequestKey("id", str)
 """What stands in the path of a request where its route's path has `{id}`."""
@@ -158,14 +158,20 @@ class Services:
 
     async def read_bytes(self, request: web.Request) -> bytes:
         """A body that says it is too big, or encoded as none that is read here, is refused before it is read."""
-        if request.headers.get(hdrs.CONTENT_ENCODING, "").lower() not in ENCODINGS:
-            raise wrongly_encoded()
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() or "identity"
+        if encoding != "identity" and encoding not in ENCODINGS:
+            sentence = "A body may come as it is, or in the `Content-Encoding` gzip or deflate."
+            raise RequestError(sentence, status=415, code="unsupported_encoding")
         content = request.content
-        if content.is_eof():  # it is all here, and need not be awaited
-            raw = content.read_nowait()
-            if len(raw) > self.max_body:
-                raise too_big(self.max_body)
-            return raw
+        # One that is all here need not be awaited.
+        raw = content.read_nowait() if content.is_eof() else await self._rest_of_body(request)
+        if encoding != "identity":
+            raw = await self.words.in_thread(decompress, raw, encoding, self.max_body + 1)
+        if len(raw) > self.max_body:
+            raise too_big(self.max_body)
+        return raw
+
+    async def _rest_of_body(self, request: web.Request) -> bytes:
         if (request.content_length or 0) > self.max_body:
             raise too_big(self.max_body)
         expected = request.headers.get(hdrs.EXPECT, "") if request.version >= HttpVersion11 else ""
@@ -194,11 +200,6 @@ def _long_response(form: Format, generations: Sequence[Generation], collector: C
 
 def too_big(limit: int) -> RequestError:
     return RequestError(f"The body must not exceed {limit} bytes.", status=413, code="request_too_large")
-
-
-def wrongly_encoded() -> RequestError:
-    sentence = "A body may come as it is, or in the `Content-Encoding` gzip or deflate."
-    return RequestError(sentence, status=415, code="unsupported_encoding")
 
 
 def new_id(prefix: str) -> str:
