@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import _ErrInfo
 
 from srt.frontend.answers import Answer
 from srt.frontend.door import Door
@@ -51,6 +52,14 @@ class Connection(web.RequestHandler):
         if not self.received and not self._is_behind_a_body:
             self.received = time.monotonic()
         super().data_received(data)
+        if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+            self._end_body()
+
+    def _end_body(self) -> None:
+        """Where it goes on stands what is no HTTP: whoever reads it must not wait for more."""
+        request = self._current_request
+        if request is not None and not request.content.is_eof():
+            request.content.set_exception(web.RequestPayloadError())
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """aiohttp calls this for each piece of a body that is read, and parses nothing once more each time."""

@@ -6,6 +6,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 import urllib.request
 
 import pytest
@@ -148,6 +149,17 @@ def test_a_body_that_does_not_come(open_server, monkeypatch):
     with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
         sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         assert sock.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_that_goes_on_as_nothing(open_server, caplog):
+    with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
+        sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+        time.sleep(0.05)
+        sock.sendall(b"none\r\n")
+        answer = receive_all(sock)
+    assert answer.split()[1] == b"400", "and not 408, once it has been waited for"
+    assert b"is not encoded as its headers say" in answer
+    assert not caplog.records
 
 
 def test_a_client_that_waits_until_it_may_send_its_body(open_server):
