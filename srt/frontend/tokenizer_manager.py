@@ -233,6 +233,8 @@ class TokenizerManager:
 
     def _receive(self) -> None:
         """Takes what is there, at most BURST messages, and lets every sink that got something write once."""
+        if self._socket.closed:  # since this turn was asked for
+            return
         touched: dict[Sink, None] = {}
         now = time.monotonic()
         for _ in range(BURST):

@@ -314,6 +314,12 @@ def test_draining_waits_for_long_answers_that_are_written(tmp_path, threads, mon
         assert asked.result()[0] == 200
 
 
+def test_a_turn_to_receive_may_come_when_all_is_closed(tmp_path):
+    with Server(tmp_path) as server:
+        pass
+    server.services.manager._receive()
+
+
 def test_being_told_to_end_is_no_failure(tmp_path, threads):
     with Server(tmp_path) as server:
         server.engine.hold_at = 50
