@@ -128,6 +128,30 @@ def test_a_step_samples_no_more_than_the_device_has_logits_for(max_running):
     assert (max(samples) > 6 + DRAFT_MOST) == (max_running == 30)
 
 
+def test_who_comes_to_the_step_has_logits_too():
+    """Six that draft as much as they may run when twenty come, for whom there is memory."""
+    setting = Setting(token_budget=256, num_pages=2000, max_running=30, skill=100, most_guessed=20, overlap=False)
+    script = {
+        1: [request(rid, [5, rid], 40, ignore_eos=True) for rid in (1, 2, 3, 5, 6, 7)],
+        2: [request(rid, [6, rid], 2, ignore_eos=True) for rid in range(20, 40)],
+    }
+    simulation = Simulation(setting, script)
+    samples = [(int(plan.batch.samples.sum()), len(plan.requests)) for plan in plans(simulation)]
+    simulation.check()
+    assert max(samples)[0] <= 30 + DRAFT_MOST
+    assert max(rows for _, rows in samples) == 26
+
+
+def test_what_drafts_leave_of_the_budget_is_for_prompts():
+    setting = Setting(token_budget=64, num_pages=600, context_length=256, skill=100, most_guessed=4, overlap=False)
+    script = {1: [request(1, [5, 6], 40, ignore_eos=True)], 3: [request(2, [7] * 200, 2, ignore_eos=True)]}
+    simulation = Simulation(setting, script)
+    both = [plan for plan in plans(simulation) if len(plan.requests) == 2]
+    assert both[0].drafts
+    assert both[0].batch.num_tokens == 64
+    simulation.check()
+
+
 @pytest.mark.parametrize(("skill", "least", "most"), [(100, 1.0, 1.0), (70, 0.3, 0.95), (0, 0.0, 0.3)])
 def test_it_is_counted_what_drafts_got_right(skill, least, most):
     simulation = drafting(skill, 6, rids=(1, 2, 3))
