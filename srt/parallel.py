@@ -13,6 +13,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ PAGE = 4096
 _PAGE_TAG, _REST_TAG = 0, 1
 LEAST_SHARE = 0.9
 """Of the free memory of another rank that each must have."""
+LIBRARIES = ("torch", "numpy", "triton", "flashinfer-python", "llguidance", "xgrammar", "tokenizers")
+"""On which it depends what a rank computes, or which tokens a grammar allows."""
 
 
 @dataclass(frozen=True)
@@ -180,11 +183,17 @@ def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **settings,
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+        **{name: _version(name) for name in LIBRARIES},
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         "number of threads": torch.get_num_threads(),
     }
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return "missing"
 
 
 def check_alike(fingerprints: list[dict[str, Any]]) -> None:

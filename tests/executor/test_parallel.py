@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def test_refuses_a_split_that_does_not_divide():
 
 def test_ranks_must_be_alike():
     own = fingerprint({"--page-size": "1"})
+    assert own["llguidance"] == metadata.version("llguidance"), "grammars are a matter of libraries, too"
     check_alike([own, fingerprint({"--page-size": "1"})])
     for name in own:
         with pytest.raises(ConfigError, match=f"the {name} of rank 1 is other, of rank 0 "):
