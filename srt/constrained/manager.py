@@ -60,8 +60,8 @@ class _State:
 
     grammar: Grammar
     ignore_eos: bool  # an output that may go on does
+    is_free: bool  # the token behind which the grammar holds has not come yet
     matcher: Matcher | None = None  # None until its grammar is there
-    is_free: bool = False  # the token behind which the grammar holds has not come yet
     forced: Draft = NOTHING  # behind the tokens so far, or where the grammar will begin
 
     def begin(self, entry: _Entry) -> None:
@@ -116,7 +116,7 @@ class GrammarManager:
     # ---- from a grammar to a matcher --------------------------------------------------------------------------------
 
     def open(self, rid: int, grammar: Grammar, ignore_eos: bool) -> bool:
-        state = self._states[rid] = _State(grammar, ignore_eos, is_free=grammar.starts_after >= 0)
+        state = self._states[rid] = _State(grammar, ignore_eos, grammar.starts_after >= 0)
         key = grammar.backend, grammar.text
         entry = self._cache.get(key)
         if entry is None:

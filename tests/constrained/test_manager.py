@@ -176,8 +176,9 @@ def test_serials_under_way_lie_within_the_window(grammars, board):
     assert grammars.compiling == (5, 6, 7, 8)
 
 
-def test_the_least_recently_wanted_are_forgotten_first(grammars, board, monkeypatch):
-    monkeypatch.setattr(module, "MAX_CACHED", 2)
+@pytest.mark.parametrize(("bound", "most"), [("MAX_CACHED", 2), ("MAX_CACHED_TEXT", 2 * len(regex("a").text))])
+def test_the_least_recently_wanted_are_forgotten_first(grammars, board, monkeypatch, bound, most):
+    monkeypatch.setattr(module, bound, most)
     for rid, pattern in enumerate(("a", "b")):
         opened(grammars, board, rid, regex(pattern))
     assert grammars.open(2, regex("a"), False)
