@@ -63,7 +63,7 @@ class LLGuidance:
         self._executor = LLExecutor(THREADS)
 
     def check(self, text: str) -> None:
-        """GrammarError as by `compile`, in a third of the time, but for what only a parser's first step finds out."""
+        """GrammarError as by `compile`, in less than half the time, but for what a parser's first step finds out."""
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer, limits=LIMITS)
         if is_wrong:
             raise GrammarError(_short(messages[0]))

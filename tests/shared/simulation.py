@@ -235,7 +235,7 @@ class Simulation:
                 assert rid in aborted
                 assert tokens == answer.tokens[: len(tokens)]
                 assert len(tokens) < len(answer.tokens) or answer.reason == "abort"
-                assert finish.message == f"abort {rid}"
+                assert (finish.message, finish.status) == (f"abort {rid}", 0)
             else:
                 assert tokens == answer.tokens
                 assert (finish.reason, finish.matched) == (answer.reason, answer.matched)
