@@ -25,7 +25,7 @@ from srt.observe.timeline import MARKS, NAMES, in_order
 RATE_WINDOW = 10.0  # seconds over which generated tokens per second are taken
 HIT_WINDOW = 128  # requests over which the cache hit rate is taken
 WRITTEN = Struct(f"{len(MARKS) + 2}d")  # of an answer until it is observed: marks, tokens of prompt and of output
-MOST_WRITTEN = 256  # answers that wait for it
+MOST_WRITTEN = 1024  # answers that wait for it
 
 
 class Counts(msgspec.Struct):
