@@ -117,7 +117,8 @@ class Words:
                 ids += self._pack(self.tokenizer.encode(text[length:], False))
             return ChatPrompt(text, ids, namespace)
 
-        prompt = render_and_encode() if _is_short(messages, tools) else await self.in_thread(render_and_encode)
+        is_short = not tools and not arguments and _is_short(messages)
+        prompt = render_and_encode() if is_short else await self.in_thread(render_and_encode)
         arrived.tokenized = time.monotonic()
         return prompt
 
@@ -171,12 +172,13 @@ class Words:
         return packed
 
 
-def _is_short(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> bool:
+def _is_short(messages: Sequence[Message]) -> bool:
     """Whether a chat is quicker rendered than handed to a thread."""
-    if tools or len(messages) > SHORT_CHAT:
+    if len(messages) > SHORT_CHAT:
         return False
-    texts = [message.content or "" for message in messages if not message.tool_calls]
-    return len(texts) == len(messages) and all(isinstance(text, str) for text in texts) and _length(texts) <= SHORT_TEXT
+    fields = [(one.content, one.name, one.tool_calls, one.tool_call_id, one.reasoning_content) for one in messages]
+    said = [value for of_message in fields for value in of_message if value]
+    return all(isinstance(value, str) for value in said) and _length(said) <= SHORT_TEXT
 
 
 def _length(texts: Sequence[str]) -> int:

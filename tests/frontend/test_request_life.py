@@ -17,6 +17,7 @@ import srt.frontend.openai.responses as responses
 import srt.frontend.services as services
 import srt.frontend.streaming as streaming
 import srt.frontend.words as words
+from srt.chat_template import ChatTemplate
 from srt.frontend.generation import Generation
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -402,6 +403,25 @@ def test_long_chats_are_read_beside_the_event_loop(server, monkeypatch, path, fi
     said = [{"role": "user", "content": ""}] * 3000
     assert server.post(path, {field: said, **({"max_tokens": 1} if field == "messages" else {})})[0] == 400  # too long
     assert [thread.name.startswith("words") for thread in readers] == [True]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{**HI[0], "name": "x" * 9999}]}, {"messages": [{**HI[0], "reasoning_content": "x" * 9999}]},
+        {"messages": HI, "chat_template_kwargs": {"mood": "x" * 9999}},
+    ],
+)  # fmt: skip
+def test_a_chat_is_as_long_as_all_that_its_template_may_show(tmp_path, monkeypatch, body):
+    renderers = []
+    render = ChatTemplate.render
+    monkeypatch.setattr(
+        ChatTemplate, "render", lambda *a, **k: renderers.append(threading.current_thread()) or render(*a, **k)
+    )
+    template = "{{ messages[0].name }}{{ messages[0].reasoning_content }}{{ mood }}"
+    with Server(tmp_path, template=template) as server:
+        assert server.post(CHAT, body)[0] == 400
+    assert [thread.name.startswith("words") for thread in renderers] == [True]
 
 
 def test_a_slow_reader_gets_its_deltas_merged(server, monkeypatch):
