@@ -80,7 +80,7 @@ class _OpenText:
             end = stop_begins(data, self._stop)
             data, held = data[:end], data[end:]
         try:
-            text = data.decode()  # less than half the price of utf_8_decode
+            text = data.decode()  # half the price of utf_8_decode
         except UnicodeDecodeError:
             text, used = utf_8_decode(data, "replace", False)
             held = data[used:] + held

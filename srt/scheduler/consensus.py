@@ -50,7 +50,7 @@ class BoardConsensus:
 
 
 def _checksum(*parts: bytes | np.ndarray) -> int:
-    """CRC-32: a tenth of the time of a hash that withstands malice, which ranks do not bear each other."""
+    """CRC-32: quicker than a hash that withstands malice, which ranks do not bear each other."""
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
