@@ -153,8 +153,8 @@ def scheduler(spec: ChildSpec, ready: Ready) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the cost of HTTP, per request and per streamed token.")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--requests", type=int, default=4000, help="to each server in each round")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--requests", type=int, default=6000, help="to each server in each round")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=512)
     parser.add_argument("--http-workers", type=int, default=1)
