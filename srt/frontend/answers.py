@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -46,11 +46,10 @@ class Answer(msgspec.Struct, eq=False):
         request, transport = self.request, self.request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError
-        begin = _begin(request.version, self.status, self.content_type, self.keep_alive, int(time.time()))
-        headers = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
-        head = f"{begin}Content-Length: {len(self.body)}\r\n{headers}\r\n".encode()
+        length = f"Content-Length: {len(self.body)}\r\n"
+        begin = head(request.version, self.status, self.content_type, self.keep_alive, length, self.headers)
         body = b"" if request.method == "HEAD" else self.body
-        transport.write(head + body[:PIECE])
+        transport.write(begin + body[:PIECE])
         await request.writer.drain()
         if len(body) > PIECE:
             await self._write_rest(transport, memoryview(body)[PIECE:])
@@ -65,7 +64,21 @@ class Answer(msgspec.Struct, eq=False):
             await self.request.writer.drain()
 
 
-Response = Answer | web.StreamResponse
+class Streamed(msgspec.Struct, eq=False):
+    """What aiohttp asks of an answer that was written as it came, head and all."""
+
+    keep_alive: bool
+    status: int = 200
+    headers: MutableMapping[str, str] = {}
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        pass
+
+    async def write_eof(self) -> None:
+        pass
+
+
+Response = Answer | Streamed | web.StreamResponse
 
 
 def json_response(value: Any) -> Answer:
@@ -96,6 +109,19 @@ def json_in_steps(value: Any, depth: int = 5) -> bytes:
 
 def text_response(text: str, content_type: str = "text/plain") -> Answer:
     return Answer(text.encode(), content_type=f"{content_type}; charset=utf-8")
+
+
+def head(
+    version: HttpVersion,
+    status: int,
+    content_type: str,
+    keep_alive: bool,
+    length: str,
+    headers: Mapping[str, str],
+) -> bytes:
+    """Of an answer; `length` is the line that tells where its body ends, if one does."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    return f"{_begin(version, status, content_type, keep_alive, int(time.time()))}{length}{lines}\r\n".encode()
 
 
 @functools.lru_cache(64)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from aiohttp import HttpVersion11, web
 
-from srt.frontend.answers import COMMON_HEADERS, Response
+from srt.frontend.answers import COMMON_HEADERS, Response, Streamed, head
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import RATINGS_PER_DELTA, Generation, Prompt, error_of, join, ratings
 from srt.frontend.metrics import Metrics
@@ -29,7 +29,8 @@ TURN = 2048  # of these that one turn of the event loop writes, about 20 ms of l
 PIECE = 256 * 1024  # bytes with which a turn has written enough
 CUT_SECONDS = 10.0  # for its client to read why; then its connection ends, too
 
-HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+EVENTS = "text/event-stream; charset=utf-8"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 TOO_SLOW = RequestError("The client reads too slowly.", status=503)
 
@@ -118,13 +119,16 @@ class Stream:
             self._unfinished = len(generations)
             await self._started
             first = self._backlog.take()  # what cannot be written is an error yet, and no cut stream
-            response = web.StreamResponse(headers={**HEADERS, **request[COMMON_HEADERS]})
+            transport = request.transport
+            if transport is None or transport.is_closing():
+                raise ConnectionResetError
             self._chunked = request.version >= HttpVersion11
-            if not self._chunked:  # nothing else tells where it ends
-                response.force_close()
-            await response.prepare(request)
-            await request.writer.write(first, drain=False)  # not awaited: who never reads it must be cut off, too
-            self._transport = transport = request.transport
+            response = Streamed(self._chunked and request.keep_alive)  # else nothing tells where it ends
+            length = "Transfer-Encoding: chunked\r\n" if self._chunked else ""
+            headers = {**HEADERS, **request[COMMON_HEADERS]}
+            begin = head(request.version, response.status, EVENTS, response.keep_alive, length, headers)
+            transport.write(begin + self._framed(first))
+            self._transport = transport
             self._write_soon()
             await self._over
             with contextlib.suppress(ConnectionError):  # the client has left
@@ -134,10 +138,10 @@ class Stream:
                     if self._backlog.size:
                         await request.writer.drain()
         if self._error is TOO_SLOW:
-            response.force_close()
+            response.keep_alive = False
             asyncio.get_running_loop().call_later(CUT_SECONDS, transport.abort)
         with contextlib.suppress(ConnectionError):
-            await response.write_eof()
+            await request.writer.drain()
         return response
 
     def feed(self, generation: Generation, delta: TextDelta) -> None:
@@ -163,12 +167,13 @@ class Stream:
                 self._backlog.clear()
                 self.fail(TOO_SLOW)
             return
-        data = self._backlog.take()
+        data, end = self._backlog.take(), b""
         if not self._unfinished and not self._backlog.size:
             data += self._form.tail(self._generations) if self._error is None else self._form.failure(self._error)
             self._transport = None  # only now: if the tail cannot be written, an error shall be the end
-        if data and not transport.is_closing():
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            end = b"0\r\n\r\n" if self._chunked else b""
+        if (data or end) and not transport.is_closing():
+            transport.write(self._framed(data) + end)
         if self._unfinished and self._backlog.size:
             self._write_soon()
 
@@ -178,6 +183,9 @@ class Stream:
         elif self._error is None:
             self._error = error
             self._end()
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if data and self._chunked else data
 
     def _end(self) -> None:
         """Nothing more will come."""
