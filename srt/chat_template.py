@@ -47,6 +47,8 @@ class ChatTemplate:
             named = [meta.find_undeclared_variables(environment.parse(source)) for source in sources.values()]
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
+        for template in self._templates.values():
+            template.globals = dict(template.globals)  # a ChainMap takes long to be copied for each prompt
         self.takes_tools = any("tools" in names for names in named)
 
     @classmethod
