@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -32,6 +33,7 @@ CUT_SECONDS = 10.0  # for its client to read why; then its connection ends, too
 EVENTS = "text/event-stream; charset=utf-8"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"
+_BREAKS = re.compile("\u0085|\u2028|\u2029".encode())  # where some clients end a line; they stand in JSON strings only
 TOO_SLOW = RequestError("The client reads too slowly.", status=503)
 
 
@@ -185,6 +187,8 @@ class Stream:
             self._end()
 
     def _framed(self, data: bytes) -> bytes:
+        if not data.isascii():
+            data = _BREAKS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), data)
         return b"%x\r\n%b\r\n" % (len(data), data) if data and self._chunked else data
 
     def _end(self) -> None:

@@ -476,3 +476,12 @@ def test_openai_client_reads_errors(client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="other", prompt="a")
     assert caught.value.code == "model_not_found"
+
+
+def test_no_line_of_an_event_ends_where_unicode_ends_one(server):
+    """Some clients split a stream there, too."""
+    text = "a\u2028b\u2029c\u0085d\x0b\x0c\x1cé"
+    _, _, raw = server.request("POST", COMPLETIONS, {"prompt": text, "max_tokens": 40, "stream": True})
+    *lines, done = [line.removeprefix("data: ") for line in raw.decode().splitlines() if line]
+    assert done == "[DONE]"
+    assert text in "".join(json.loads(line)["choices"][0]["text"] for line in lines)
