@@ -1,4 +1,4 @@
-"""L1, frontend: an answer that is all there, which goes to the socket as one unless it is long."""
+"""L1, frontend: answers on their way to the socket: their heads, and bodies that are all there."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ def head(
 def _begin(version: HttpVersion, status: int, content_type: str, keep_alive: bool, second: int) -> str:
     """What many answers of a second have in common."""
     phrase = _PHRASES.get(status, "")
-    head = (
+    lines = (
         f"HTTP/{version.major}.{version.minor} {status} {phrase}\r\n"
         f"Content-Type: {content_type}\r\nDate: {formatdate(second, usegmt=True)}\r\n"
     )
     if keep_alive:
-        return f"{head}Connection: keep-alive\r\n" if version == HttpVersion10 else head
-    return f"{head}Connection: close\r\n" if version == HttpVersion11 else head
+        return f"{lines}Connection: keep-alive\r\n" if version == HttpVersion10 else lines
+    return f"{lines}Connection: close\r\n" if version == HttpVersion11 else lines
