@@ -6,7 +6,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import time
 import urllib.request
 
 import pytest
@@ -153,9 +152,11 @@ def test_a_body_that_does_not_come(open_server, monkeypatch):
 
 def test_a_body_that_goes_on_as_nothing(open_server, caplog):
     with socket.create_connection(("127.0.0.1", open_server.port), timeout=60) as sock:
-        sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
-        time.sleep(0.05)
-        sock.sendall(b"none\r\n")
+        sock.sendall(
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"  # so somebody waits for the body
+        sock.sendall(b"1\r\n{\r\nnone\r\n")
         answer = receive_all(sock)
     assert answer.split()[1] == b"400", "and not 408, once it has been waited for"
     assert b"is not encoded as its headers say" in answer
