@@ -1,6 +1,6 @@
-"""L1, frontend: text to token ids, off the event loop. Owns the tokenising threads.
+"""L1, frontend: texts and chats to token ids. Owns the tokenising threads.
 
-The tokenizer works without the GIL, so a long prompt delays nobody; only short texts are encoded on the spot.
+The tokenizer works without the GIL, so a long prompt delays nobody; only what is short is encoded on the spot.
 """
 
 from __future__ import annotations
