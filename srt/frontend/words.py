@@ -106,10 +106,13 @@ class Words:
 
         arrived = arrival()
 
-        def render_and_encode() -> ChatPrompt:
+        def render() -> str:
             plain, shown_tools = chat_for_template(messages, tools, self._takes_tools)
             text = self._render(plain, add_generation_prompt, continue_final_message, shown_tools, arguments or {})
             arrived.rendered = time.monotonic()
+            return text
+
+        def encode(text: str) -> ChatPrompt:
             ids, length = self._conversations.recall(namespace, text)
             if not length:
                 ids = self._encode(text, False)
@@ -117,8 +120,12 @@ class Words:
                 ids += self._pack(self.tokenizer.encode(text[length:], False))
             return ChatPrompt(text, ids, namespace)
 
-        is_short = not tools and not arguments and _is_short(messages)
-        prompt = render_and_encode() if is_short else await self.in_thread(render_and_encode)
+        if tools or arguments or not _is_short(messages):
+            prompt = await self.in_thread(lambda: encode(render()))
+        elif len(text := render()) <= 2 * SHORT_TEXT:  # templates may add much of their own
+            prompt = encode(text)
+        else:
+            prompt = await self.in_thread(encode, text)
         arrived.tokenized = time.monotonic()
         return prompt
 

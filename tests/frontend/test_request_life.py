@@ -424,6 +424,17 @@ def test_a_chat_is_as_long_as_all_that_its_template_may_show(tmp_path, monkeypat
     assert [thread.name.startswith("words") for thread in renderers] == [True]
 
 
+def test_a_short_chat_in_a_long_template_is_encoded_beside_the_event_loop(tmp_path, monkeypatch):
+    encode, encoders = words.Words._encode, []
+    monkeypatch.setattr(
+        words.Words, "_encode", lambda *a: encoders.append((len(a[1]), threading.current_thread().name)) or encode(*a)
+    )
+    with Server(tmp_path, template="{{ messages[0].content * 100 }}") as server:
+        for content in ("abc", "abcdefghij"):
+            server.ok(CHAT, {"messages": [{"role": "user", "content": content}], "max_tokens": 1})
+    assert [(length, name.startswith("words")) for length, name in encoders] == [(300, False), (1000, True)]
+
+
 def test_a_slow_reader_gets_its_deltas_merged(server, monkeypatch):
     monkeypatch.setattr(streaming, "SOFT_LIMIT", 2000)
     sock = socket.socket()
