@@ -20,11 +20,11 @@ def decompress(raw: bytes, encoding: str, most: int) -> bytes:
         reader = zlib.decompressobj(zlib.MAX_WBITS if has_head else -zlib.MAX_WBITS)
         body = reader.decompress(raw, most)
     except (EOFError, OSError, zlib.error):
-        raise _misencoded() from None
+        raise misencoded() from None
     if len(body) < most and not reader.eof:
-        raise _misencoded()
+        raise misencoded()
     return body
 
 
-def _misencoded() -> RequestError:
+def misencoded() -> RequestError:
     return RequestError("The body is not encoded as its headers say.")

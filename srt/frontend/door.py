@@ -15,6 +15,7 @@ from multidict import istr
 
 from srt.frontend.access import Access
 from srt.frontend.answers import COMMON_HEADERS, Answer, Response
+from srt.frontend.compression import misencoded
 from srt.frontend.errors import RequestError
 from srt.frontend.forwarding import FORWARDED, Forwarder
 from srt.frontend.openapi import Description
@@ -58,7 +59,7 @@ class Door:
         except web.HTTPException as error:
             response = _error_response(request, self._of_http(error), error.headers.get("Allow"))
         except web.RequestPayloadError:
-            response = _error_response(request, RequestError("The body is not encoded as its headers say."))
+            response = _error_response(request, misencoded())
             response.force_close()  # nobody knows where the next request begins
         except ConnectionError:
             response = web.Response()  # nobody is left to read it

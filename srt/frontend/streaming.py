@@ -171,8 +171,11 @@ class Stream:
             return
         data, end = self._backlog.take(), b""
         if not self._unfinished and not self._backlog.size:
-            data += self._form.tail(self._generations) if self._error is None else self._form.failure(self._error)
-            self._transport = None  # only now: if the tail cannot be written, an error shall be the end
+            if self._error is None:
+                data += self._form.tail(self._generations)  # if it cannot be written, an error shall be the end
+            self._transport = None
+            if self._error is not None:
+                data += self._form.failure(self._error)
             end = b"0\r\n\r\n" if self._chunked else b""
         if (data or end) and not transport.is_closing():
             transport.write(self._framed(data) + end)
