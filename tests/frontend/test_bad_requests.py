@@ -177,7 +177,7 @@ def test_what_is_nested_as_deep_as_can_be_read(server, path, body):
 
 GENERATE_FAULTS = [
     {}, {"text": None}, {"text": 5}, {"text": []}, {"text": [5]}, {"input_ids": []}, {"input_ids": "abc"},
-    {"input_ids": ["a"]}, {"input_ids": [-1]}, {"input_ids": [300]}, {"input_ids": [[1], [300]]}, {"input_ids": [1.0]},
+    {"input_ids": ["a"]}, {"input_ids": [-1]}, {"input_ids": [300]}, {"input_ids": [[1], [300]]}, {"input_ids": [1.5]},
     {"input_ids": [1000, 10**30]}, {"input_ids": {}}, {"text": "a", "input_ids": [1]}, {"text": "a", "unknown": 1},
     {"text": "a", "sampling_params": 5}, {"text": "a", "sampling_params": {"unknown": 1}},
     {"text": "a", "sampling_params": {"max_tokens": 5}}, {"text": "a", "sampling_params": {"max_new_tokens": -5}},

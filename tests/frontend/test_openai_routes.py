@@ -485,3 +485,13 @@ def test_no_line_of_an_event_ends_where_unicode_ends_one(server):
     *lines, done = [line.removeprefix("data: ") for line in raw.decode().splitlines() if line]
     assert done == "[DONE]"
     assert text in "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+
+
+def test_a_whole_number_may_have_a_point(server):
+    body = b'{"prompt": "at 1.0 \\" 2.0", "max_tokens": 7.0, "n": 2.00, "temperature": 1.0, "echo": true}'
+    answer = server.ok(COMPLETIONS, body)
+    assert [choice["text"] for choice in answer["choices"]] == ['at 1.0 " 2.0at 1.0 '] * 2
+    assert server.ok(COMPLETIONS, b'{"prompt": [97.0, 98], "max_tokens": 2}')["choices"][0]["text"] == "ab"
+    for number in ("2.5", "2.05", "2.0e-1", "1e400"):
+        status, _, said = server.request("POST", COMPLETIONS, b'{"prompt": "a", "max_tokens": %b}' % number.encode())
+        assert status == 400, said
