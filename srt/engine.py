@@ -19,10 +19,11 @@ import msgspec
 import launch
 from srt.config import ConfigError, ServerConfig, flag_name, parse_args
 from srt.frontend.app import Frontend
+from srt.frontend.decoding import decode
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, error_of, join
 from srt.frontend.native import GenerateFormat, Native
-from srt.frontend.protocol import GenerateRequest, decode
+from srt.frontend.protocol import GenerateRequest
 from srt.messages import ControlReply, TextDelta
 from srt.observe.timeline import arrive
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from srt.frontend.answers import Answer, json_response, text_response
+from srt.frontend.decoding import decode
 from srt.frontend.errors import RequestError, unsupported
 from srt.frontend.protocol import (
     AbortBody,
@@ -21,7 +22,6 @@ from srt.frontend.protocol import (
     ProfileBody,
     UpdateWeightsBody,
     check_supported,
-    decode,
 )
 from srt.frontend.request_log import MOST_LEVEL
 from srt.frontend.services import Services

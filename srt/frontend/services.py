@@ -21,6 +21,7 @@ from srt.frontend.access import credential
 from srt.frontend.answers import Answer, Response, json_response, long_json_response
 from srt.frontend.compression import ENCODINGS, decompress
 from srt.frontend.constraints import Constraints
+from srt.frontend.decoding import decode
 from srt.frontend.engines import Engines
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Collector, Generation, Prompt
@@ -28,7 +29,6 @@ from srt.frontend.house import House
 from srt.frontend.logprobs import TokenTexts
 from srt.frontend.metrics import Metrics
 from srt.frontend.parsing.formats import Formats
-from srt.frontend.protocol import decode
 from srt.frontend.request_traces import RequestTraces
 from srt.frontend.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from srt.frontend.streaming import Format, Stream

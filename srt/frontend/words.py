@@ -19,9 +19,10 @@ import numpy as np
 
 from srt.chat_template import ChatTemplate, TemplateError
 from srt.frontend.conversations import Conversations
+from srt.frontend.decoding import decode
 from srt.frontend.errors import RequestError
 from srt.frontend.openai.messages import chat_for_template
-from srt.frontend.protocol import Message, decode
+from srt.frontend.protocol import Message
 from srt.messages import Ids, TextDelta, unpack_ids
 from srt.observe.timeline import arrival
 from srt.tokenization import Tokenizer

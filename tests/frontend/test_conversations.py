@@ -9,7 +9,8 @@ import pytest
 
 from srt.chat_template import ChatTemplate
 from srt.frontend.conversations import Conversations
-from srt.frontend.protocol import Message, decode
+from srt.frontend.decoding import decode
+from srt.frontend.protocol import Message
 from srt.frontend.words import Words
 from srt.messages import TextDelta, pack_ids, unpack_ids
 from srt.tokenization import Tokenizer

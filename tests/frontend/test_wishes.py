@@ -7,8 +7,9 @@ import pytest
 from frontend_harness import Server
 
 from srt.frontend import wishes
+from srt.frontend.decoding import decode
 from srt.frontend.errors import RequestError
-from srt.frontend.protocol import Fields, decode
+from srt.frontend.protocol import Fields
 from srt.frontend.wishes import Wishes
 
 

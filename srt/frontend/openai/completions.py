@@ -16,11 +16,12 @@ from aiohttp import web
 from srt.frontend import sampling
 from srt.frontend.answers import Response
 from srt.frontend.constraints import Form, form_of
+from srt.frontend.decoding import decode
 from srt.frontend.errors import RequestError
 from srt.frontend.generation import Generation, Prompt
 from srt.frontend.logprobs import NO_LOGPROBS
 from srt.frontend.openai.common import Choice, Completion, Envelope, check_prompt_logprobs, check_request
-from srt.frontend.protocol import NULL, CompletionRequest, Fields, decode
+from srt.frontend.protocol import NULL, CompletionRequest, Fields
 from srt.frontend.request_size import check_streamed
 from srt.frontend.sampling import LogprobWish, SamplingSpec
 from srt.frontend.services import Services, check_priority, check_rid, new_id
