@@ -42,7 +42,6 @@ class Tokenizer:
         self.bos_token_id = self.token_id(self.bos_token)
         self.eos_token_id = self.token_id(self.eos_token)
         self._prefix, self._suffix = self._additions(config)
-        self._adds = bool(self._prefix or self._suffix)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -70,7 +69,7 @@ class Tokenizer:
         except TypeError:
             text.encode("utf-8")  # the library calls a string with lone surrogates no string; Python says where
             raise
-        return [*self._prefix, *ids, *self._suffix] if add_special_tokens and self._adds else ids
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def literal_encoder(self) -> Callable[[str], list[int]]:
         """An encoder for which special tokens written out in a text are but text."""

@@ -114,12 +114,12 @@ class Services:
     async def respond(self, request: web.Request, prompts: Sequence[Prompt], form: Format, stream: bool) -> Response:
         """Sends the prompts to the engine and its answers to the client, in one piece or as they come."""
         if stream:
-            return await Stream(form, self.metrics, self.manager).respond(request, prompts)
+            return await Stream(form, self.manager).respond(request, prompts)
         collector = Collector(prompts, self.manager.loop)
         with self.manager.running(prompts, collector) as generations:
             await collector.done
         if collector.size <= SMALL_ANSWER:
-            response = json_response(form.body(generations, collector.answers))
+            response = json_response(_body(form, generations, collector))
         else:
             response = await self._write(_long_response, form, generations, collector)
         timeline = generations[-1].timeline
@@ -133,8 +133,8 @@ class Services:
         with self.manager.running(prompts, collector) as generations:
             await collector.done
         if collector.size <= SMALL_ANSWER:
-            return form.body(generations, collector.answers)
-        return await self._write(_long_body, form, generations, collector)
+            return _body(form, generations, collector)
+        return await self._write(_body, form, generations, collector)
 
     async def _write(self, write: Callable[..., T], *args: Any) -> T:
         """What takes long."""
@@ -190,12 +190,12 @@ def _made(raw: bytes, kind: type, make: Callable[[Any], Any] | None) -> Any:
     return body if make is None else make(body)
 
 
-def _long_body(form: Format, generations: Sequence[Generation], collector: Collector) -> Any:
+def _body(form: Format, generations: Sequence[Generation], collector: Collector) -> Any:
     return form.body(generations, collector.answers)
 
 
 def _long_response(form: Format, generations: Sequence[Generation], collector: Collector) -> Answer:
-    return long_json_response(form.body(generations, collector.answers))
+    return long_json_response(_body(form, generations, collector))
 
 
 def too_big(limit: int) -> RequestError:

@@ -68,7 +68,7 @@ class Backlog:
 
     def add(self, generation: Generation, delta: TextDelta) -> None:
         self._waiting.setdefault(generation, []).append(delta)
-        self.size += 1 if delta.logprobs is None and delta.prompt_logprobs is None else _size(delta)
+        self.size += _size(delta)
 
     def clear(self) -> None:
         self.size, self._waiting = 0, {}
@@ -100,7 +100,7 @@ class Backlog:
 class Stream:
     """`respond` writes the head and the first events, `flush` what is behind them."""
 
-    def __init__(self, form: Format, metrics: Metrics, manager: TokenizerManager) -> None:
+    def __init__(self, form: Format, manager: TokenizerManager) -> None:
         loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = loop.create_future()  # the first delta is there, or the error
         self._over: asyncio.Future[None] = loop.create_future()  # the last one is there, or an error instead
@@ -108,7 +108,7 @@ class Stream:
         self._manager = manager
         self._generations: Sequence[Generation] = ()
         self._unfinished = 0  # of these, from which more will come
-        self._backlog = Backlog(form, metrics)
+        self._backlog = Backlog(form, manager.metrics)
         self._error: RequestError | None = None  # with which the answer ends instead of its tail
         self._transport: asyncio.Transport | None = None  # from the first events' end to the answer's
         self._chunked = False

@@ -6,7 +6,6 @@ The tokenizer works without the GIL, so a long prompt delays nobody; only what i
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import time
 from array import array
@@ -79,11 +78,11 @@ class Words:
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Ids]:
         """One prompt per text. An empty one becomes the BOS token; RequestError if the model has none."""
-        if _length(texts) <= SHORT_TEXT:
-            prompts = [self._encode(text, add_special_tokens) for text in texts]
-        else:
-            encode = functools.partial(self._encode, add_special_tokens=add_special_tokens)
-            prompts = await self.in_thread(lambda: list(map(encode, texts)))
+
+        def encode_all() -> list[Ids]:
+            return [self._encode(text, add_special_tokens) for text in texts]
+
+        prompts = encode_all() if sum(map(len, texts)) <= SHORT_TEXT else await self.in_thread(encode_all)
         arrival().tokenized = time.monotonic()
         return prompts
 
@@ -186,11 +185,7 @@ def _is_short(messages: Sequence[Message]) -> bool:
         return False
     fields = [(one.content, one.name, one.tool_calls, one.tool_call_id, one.reasoning_content) for one in messages]
     said = [value for of_message in fields for value in of_message if value]
-    return all(isinstance(value, str) for value in said) and _length(said) <= SHORT_TEXT
-
-
-def _length(texts: Sequence[str]) -> int:
-    return sum(map(len, texts))
+    return all(isinstance(value, str) for value in said) and sum(map(len, said)) <= SHORT_TEXT
 
 
 def prompt_texts_or_ids(raw: msgspec.Raw, param: str, vocab_size: int) -> tuple[list[str], list[Ids], bool]:

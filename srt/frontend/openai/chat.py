@@ -62,7 +62,7 @@ class Chat:
             answer = answer._replace(constrained=True)
         if changed := self._changed_fields(spec, tools, answer):
             spec = dataclasses.replace(spec, fields={**spec.fields, **changed})
-        grammar = None if form is None else await services.constraints.grammar(form)
+        grammar = await services.constraints.grammar(form)
         is_named = bool(body.rid or body.request_id)
         prompt = Prompt(name, chat.ids, spec, chat.namespace, priority, grammar=grammar, is_named=is_named)
         return ChatCall(prompt, chat, answer)

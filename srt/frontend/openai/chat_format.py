@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -35,7 +34,7 @@ class ChatFormat:
         timeline: bool = False,
     ) -> None:
         kind = "chat.completion"
-        self._envelope = Envelope(name, kind, f"{kind}.chunk", services.model_name, options, timeline, int(time.time()))
+        self._envelope = Envelope(name, kind, f"{kind}.chunk", services.model_name, options, timeline)
         self._words = services.words
         self._chat = chat
         self._answer = answer

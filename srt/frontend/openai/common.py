@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -99,7 +100,7 @@ class Envelope(msgspec.Struct, eq=False, dict=True):
     model_name: str
     options: StreamOptions | None
     timeline: bool
-    created: int
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
     @cached_property
     def continuous_usage(self) -> bool:

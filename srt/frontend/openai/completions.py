@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -60,9 +59,7 @@ class Completions:
         prompts, echoed = await self._prompts(prompt, wish, name, services.owner(request))
         if body.stream and body.echo:
             check_streamed(prompts, services.limits, cumulative=False)
-        around = Envelope(
-            name, KIND, KIND, services.model_name, body.stream_options, bool(body.return_timeline), int(time.time())
-        )
+        around = Envelope(name, KIND, KIND, services.model_name, body.stream_options, bool(body.return_timeline))
         form = CompletionFormat(services, body, echoed, around)
         return await services.respond(request, prompts, form, bool(body.stream))
 
@@ -79,7 +76,7 @@ class Completions:
         words, body, spec, priority = self._services.words, wish.body, wish.spec, wish.priority
         if prompt == NULL:
             raise RequestError("`prompt` is missing.", param="prompt")
-        grammar = None if wish.form is None else await self._services.constraints.grammar(wish.form)
+        grammar = await self._services.constraints.grammar(wish.form)
         texts, ids, _ = prompt_texts_or_ids(prompt, "prompt", words.vocab_size)
         if texts:
             ids = await words.encode(texts, add_special_tokens=body.add_special_tokens is not False)
